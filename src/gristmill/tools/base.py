@@ -58,7 +58,8 @@ class ToolContext:
     """What a tool may use while it serves one session.
 
     `state` is private to the session, one entry per toolset (background jobs, an open page, …); `closers` run when the
-    session ends, last first.
+    session ends, last first. `shared` and `shared_closers` are the same for all sessions of a worker: what is dear to
+    start (a browser, a client), and how the worker ends it.
     """
 
     sandbox: Sandbox
@@ -69,6 +70,8 @@ class ToolContext:
     settings: Mapping[str, str] = field(default_factory=dict)  # keys and URLs of tool providers, from config
     state: dict[str, Any] = field(default_factory=dict)
     closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    shared: dict[str, Any] = field(default_factory=dict)
+    shared_closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
 
 def _no_access(arguments: dict[str, Any]) -> Access:
