@@ -11,7 +11,7 @@ tool    <tool_response>\\n{"tool_call_id": …, "name": …, "content": …}\\n<
 
 Text that itself contains one of these tags is marked with a backslash: a model that *writes* `</think>` gives
 `<\\/think>`, one that writes `<\\/think>` gives `<\\\\/think>`, so taking one backslash away restores it. Inside JSON
-the same tags have `\\u003c` for `<`, which every JSON reader undoes by itself. `parse_gpt` and `parse_tool` are the inverse
+the same tags have `\\u003c` for `<`, which every JSON reader undoes. `parse_gpt` and `parse_tool` are the inverse
 of what is written here.
 """
 
