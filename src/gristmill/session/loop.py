@@ -40,11 +40,19 @@ class Tools(Protocol):
 
 
 class Gate(Protocol):
-    """Asked before each model call, told after it: the run's budget. Raises `BudgetSpent` where nothing is left."""
+    """The run's budget. Its coroutines raise `BudgetSpent` where nothing is left."""
 
-    async def reserve(self) -> None: ...
+    async def reserve(self) -> None:
+        """Asked before each model call."""
+        ...
 
-    def settle(self, usage: Usage | None) -> None: ...
+    def settle(self, usage: Usage | None) -> None:
+        """Told after each reserved call; None where it gave no answer."""
+        ...
+
+    async def out_of_credit(self, message: str) -> None:
+        """Told of a 402; returns when the call may be tried again."""
+        ...
 
 
 class BudgetSpent(SessionError):
@@ -95,7 +103,10 @@ class SessionRecord(msgspec.Struct, kw_only=True):
 
 
 class Session:
-    """One agent session. Made, run once; the caller starts nothing and stops the sandbox and the toolbox afterwards."""
+    """One agent session. Made, run once; the caller starts nothing and stops the sandbox and the toolbox afterwards.
+
+    `eager` starts the sandbox before the first model call, for where it may fail and money would be lost.
+    """
 
     def __init__(
         self,
@@ -105,14 +116,18 @@ class Session:
         sandbox: Sandbox,
         settings: SessionSettings,
         gate: Gate | None = None,
+        *,
+        eager: bool = False,
     ) -> None:
         self.spec = spec
+        self._eager = eager
         self.model = model
         self.tools = tools
         self.sandbox = sandbox
         self.settings = settings
         self.gate = gate
         self._interrupted: Outcome | None = None
+        self._limit: asyncio.Timeout | None = None
         self._seen_ids: set[str] = set()
         self._followups = list(spec.task.followups)
         self._max_tokens = settings.max_tokens
@@ -134,6 +149,7 @@ class Session:
         begun = time.monotonic()
         try:
             async with asyncio.timeout(self.settings.session_timeout) as limit:
+                self._limit = limit
                 record.outcome = await self._play()
         except TimeoutError:
             if not limit.expired():
@@ -224,6 +240,26 @@ class Session:
                 return Outcome.INVALID_TOOL_CALLS
 
     async def _ask(self) -> Reply:
+        while True:
+            try:
+                return await self._request()
+            except ModelError as error:
+                if error.kind is not ErrorKind.CREDIT or self.gate is None:
+                    raise
+                await self._pause(self.gate, error)
+
+    async def _pause(self, gate: Gate, error: ModelError) -> None:
+        """Wait for the run's word after a 402; the pause does not count as the session's time."""
+        limit, clock = self._limit, asyncio.get_running_loop().time
+        end = limit.when() if limit is not None else None
+        begun = clock()
+        if limit is not None:
+            limit.reschedule(None)
+        await gate.out_of_credit(error.message)
+        if limit is not None and end is not None:
+            limit.reschedule(end + clock() - begun)
+
+    async def _request(self) -> Reply:
         record = self.record
         if self.gate is not None:
             await self.gate.reserve()
@@ -306,6 +342,8 @@ class Session:
 
     async def _prepare(self) -> None:
         task = self.spec.task
+        if self._eager:
+            await self.sandbox.start()
         for path, text in task.files.items():
             try:
                 await self.sandbox.write(path, text.encode())

@@ -1,0 +1,306 @@
+"""Worker processes, seen from the runner: the executor that gives leases to them. Their own side is `serve`.
+
+A worker that dies or stops answering loses its leases; they are given out again, at most `MAX_DEATHS` times each, the
+last time to a worker that runs nothing else, so that a session that kills its worker takes no other one with it. A
+worker whose runner is gone ends its sessions and itself: the closed socket tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+from gristmill.errors import GristmillError, SetupError
+from gristmill.run import frames
+from gristmill.run.budget import Budget
+from gristmill.session.spec import Finished, SessionSpec
+from gristmill.types import Outcome
+
+MAX_DEATHS = 3  # times that a session may lose its worker
+BEAT_SECONDS = 2.0
+SILENCE_SECONDS = 60.0  # without a frame a worker is taken for dead
+STOP_SECONDS = 30.0  # the longest that a worker may take to end
+
+
+@dataclass
+class _Lease:
+    id: int
+    spec: SessionSpec
+    deaths: int = 0
+
+
+@dataclass
+class _Worker:
+    """The runner's side of one worker process."""
+
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    errors: IO[bytes]
+    leases: dict[int, _Lease] = field(default_factory=dict)
+    reserved: int = 0
+    ready: bool = False
+    exclusive: bool = False
+    heard: float = field(default_factory=time.monotonic)
+    limit: int = 0
+
+    def send(self, frame: frames.Frame) -> None:
+        if not self.writer.is_closing():
+            self.writer.write(frames.encode(frame))
+
+
+class ProcessExecutor:
+    """Sessions in worker processes.
+
+    Args:
+        begin: what each worker gets first; `slots` is the most sessions of one worker.
+        workers: processes.
+        concurrency: sessions in flight over all workers.
+        command: the argv that starts a worker; the number of its socket is appended.
+        lost: makes the failure row of a session that lost its worker too often.
+        budget: asked for reservations.
+        environment: of the workers.
+    """
+
+    def __init__(
+        self,
+        begin: frames.Begin,
+        *,
+        workers: int,
+        concurrency: int,
+        command: list[str],
+        lost: Callable[[SessionSpec, str], Finished],
+        budget: Budget,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self._begin = begin
+        self._count = workers
+        self._concurrency = concurrency
+        self._command = command
+        self._lost = lost
+        self._budget = budget
+        self._environment = environment
+        self._workers: list[_Worker] = []
+        self._listeners: set[asyncio.Task[None]] = set()
+        self._results: asyncio.Queue[Finished | GristmillError | None] = asyncio.Queue()
+        self._again: deque[_Lease] = deque()
+        self._held = False
+        self._stopping: Outcome | None = None
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        """Sessions running now."""
+        return sum(len(worker.leases) for worker in self._workers)
+
+    @property
+    def limit(self) -> int:
+        """How many model requests the endpoint takes at present, over all workers; 0 where unknown."""
+        return sum(worker.limit for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living workers."""
+        return [worker.process.pid for worker in self._workers]
+
+    async def run(
+        self, specs: Iterator[SessionSpec], started: Callable[[SessionSpec], None]
+    ) -> AsyncIterator[Finished]:
+        """See `Executor.run`. Raises `SetupError` where a worker cannot be made."""
+        watch = asyncio.create_task(self._watch())
+        leases = 0
+        try:
+            while True:
+                while (worker := await self._free_worker()) is not None:
+                    if self._again:
+                        lease = self._again.popleft()
+                    else:
+                        spec = None if self._held else next(specs, None)
+                        if spec is None:
+                            self._held = True
+                            break
+                        leases += 1
+                        lease = _Lease(leases, spec)
+                        started(spec)
+                    self._give(worker, lease)
+                if not self.in_flight and not self._again and self._held and self._results.empty():
+                    return
+                result = await self._results.get()
+                if isinstance(result, GristmillError):
+                    raise result
+                if result is not None:
+                    yield result
+        finally:
+            watch.cancel()
+
+    def _give(self, worker: _Worker, lease: _Lease) -> None:
+        worker.exclusive = lease.deaths >= MAX_DEATHS - 1
+        worker.leases[lease.id] = lease
+        worker.send(frames.Lease(lease.id, lease.spec))
+
+    async def _free_worker(self) -> _Worker | None:
+        """The worker with the most room; new processes are started only while there is something for them to do."""
+        if self._stopping is not None or self.in_flight >= self._concurrency or (self._held and not self._again):
+            return None
+        if self._budget.paused:
+            return None
+        alone = bool(self._again) and self._again[0].deaths >= MAX_DEATHS - 1
+        room = 1 if alone else self._begin.slots
+        free = [worker for worker in self._workers if not worker.exclusive and len(worker.leases) < room]
+        best = min(free, key=lambda worker: len(worker.leases), default=None)
+        if (best is None or best.leases) and len(self._workers) < self._count:
+            best = await self._start_worker()
+        return best
+
+    async def _start_worker(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        with theirs:
+            process = subprocess.Popen(  # noqa: ASYNC220 - a fork takes less than a millisecond
+                [*self._command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                env=self._environment,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        worker = _Worker(process, reader, writer, errors)
+        worker.send(self._begin)
+        self._workers.append(worker)
+        task = asyncio.create_task(self._listen(worker))
+        self._listeners.add(task)
+        task.add_done_callback(self._listeners.discard)
+        return worker
+
+    async def _listen(self, worker: _Worker) -> None:
+        while (frame := await frames.read_for_runner(worker.reader)) is not None:
+            worker.heard = time.monotonic()
+            match frame:
+                case frames.Done(id=number, finished=finished):
+                    self._ended(worker, number, finished)
+                case frames.Lost(id=number):
+                    self._ended(worker, number, None)
+                case frames.Reserve(id=number):
+                    self._answer(worker, number, self._reserve(worker))
+                case frames.OutOfCredit(id=number, message=message):
+                    self._answer(worker, number, self._budget.out_of_credit(message))
+                case frames.Settle(usage=usage):
+                    worker.reserved -= 1
+                    await self._budget.settle(usage)
+                case frames.Beat(limit=limit):
+                    worker.limit = limit
+                case frames.Ready():
+                    worker.ready = True
+                case frames.Broken(message=message, mend=mend):
+                    self._results.put_nowait(SetupError(message, mend))
+        await self._worker_died(worker)
+
+    def _ended(self, worker: _Worker, number: int, finished: Finished | None) -> None:
+        if worker.leases.pop(number, None) is not None:
+            worker.exclusive = False
+            self._results.put_nowait(finished)
+
+    async def _reserve(self, worker: _Worker) -> str:
+        refusal = await self._budget.reserve()
+        if not refusal:
+            worker.reserved += 1
+        return refusal
+
+    def _answer(self, worker: _Worker, number: int, asked: Coroutine[None, None, str]) -> None:
+        async def answer() -> None:
+            worker.send(frames.Granted(number, await asked))
+
+        task = asyncio.create_task(answer())
+        self._listeners.add(task)
+        task.add_done_callback(self._listeners.discard)
+
+    async def _worker_died(self, worker: _Worker) -> None:
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        worker.writer.close()
+        status = await asyncio.to_thread(_reap, worker.process)
+        # What a dead worker had reserved is given back as if it gave no answer.
+        for _ in range(worker.reserved):
+            await self._budget.settle(None)
+        if not worker.ready and not self._closed:
+            self._results.put_nowait(
+                SetupError(f"A worker process could not start (exit status {status}).", _last_words(worker.errors))
+            )
+        for lease in worker.leases.values():
+            lease.deaths += 1
+            if self._stopping is not None or self._closed:
+                continue  # owed, and found so on resume
+            if lease.deaths < MAX_DEATHS:
+                self._again.append(lease)
+            else:
+                reason = (
+                    f"its worker process died {lease.deaths} times (exit status {status}): {_last_words(worker.errors)}"
+                )
+                self._results.put_nowait(self._lost(lease.spec, reason.rstrip(": ")))
+        worker.leases.clear()
+        worker.errors.close()
+        self._results.put_nowait(None)
+
+    async def _watch(self) -> None:
+        """Kill a worker that has stopped answering; its closed socket does the rest."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            now = time.monotonic()
+            for worker in self._workers:
+                if now - worker.heard > SILENCE_SECONDS:
+                    worker.process.kill()
+
+    def wake(self) -> None:
+        """Look again whether something may start: a pause has ended."""
+        self._results.put_nowait(None)
+
+    def hold(self) -> None:
+        """See `Executor.hold`."""
+        self._held = True
+
+    def stop(self, outcome: Outcome) -> None:
+        """See `Executor.stop`."""
+        self._held = True
+        self._stopping = outcome
+        self._again.clear()
+        for worker in self._workers:
+            worker.send(frames.Stop(outcome.value))
+        self._results.put_nowait(None)
+
+    async def close(self) -> None:
+        """See `Executor.close`."""
+        self._closed = True
+        for worker in self._workers:
+            worker.send(frames.Finish())
+        # Workers that do not end in time are killed; their sandboxes die with them.
+        _, late = await asyncio.wait(self._listeners, timeout=STOP_SECONDS) if self._listeners else (set(), set())
+        for worker in list(self._workers):
+            worker.process.kill()
+        if late:
+            await asyncio.wait(late, timeout=5)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    """The last line that a dead worker wrote, without control characters."""
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - 2000))
+    lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""

@@ -1,0 +1,216 @@
+"""One worker: takes session specs, gives back finished sessions. `work` is where errors become rows, once.
+
+The same code runs in a worker process, in the runner's own process and in a test: it needs a `Kit` and an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.config import SandboxConfig
+from gristmill.model.base import Model, Reply, Request
+from gristmill.quality.base import Filter
+from gristmill.sandbox.base import Sandbox, SandboxProvider, SandboxSpec
+from gristmill.sandbox.lazy import LazySandbox
+from gristmill.session.loop import Gate, Session, SessionRecord, SessionSettings
+from gristmill.session.spec import Finished, SessionSpec
+from gristmill.session.summary import RowShape, finish
+from gristmill.tools.base import AskModel, Tool, ToolContext, Toolset
+from gristmill.tools.toolbox import Toolbox
+from gristmill.types import ErrorInfo, Message, Outcome
+
+CLOSE_SECONDS = 20.0  # the longest that a session's tools may take to close; its sandbox has a bound of its own
+
+MakeToolbox = Callable[[list[Tool], ToolContext], Toolbox]
+
+
+@dataclass
+class Kit:
+    """All that the sessions of one worker share. Made by `build.make_kit`, closed once."""
+
+    model: Model
+    sandboxes: SandboxProvider
+    sandbox: SandboxConfig
+    toolsets: Mapping[str, Toolset]
+    settings: SessionSettings
+    shape: RowShape
+    filters: tuple[Filter, ...]
+    run_id: str
+    tool_settings: Mapping[str, str] = field(default_factory=dict)
+    allow_private_urls: bool = False
+    vision: AskModel | None = None
+    gate: Gate | None = None
+    shared: dict[str, Any] = field(default_factory=dict)
+    shared_closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    def limit(self) -> int:
+        """How many requests the endpoint takes from this worker at present; 0 where that is not known."""
+        return int(getattr(self.model, "limit", 0))
+
+    async def close(self) -> None:
+        """Give back what the worker holds."""
+        for closer in reversed(self.shared_closers):
+            await closer()
+        await self.model.close()
+        self.sandboxes.close()
+
+
+class Running:
+    """A session in flight, so that it can be stopped in a way that keeps what there is of it."""
+
+    def __init__(self, spec: SessionSpec, kit: Kit) -> None:
+        self.spec = spec
+        self.kit = kit
+        self.session: Session | None = None
+        self._playing: asyncio.Task[SessionRecord] | None = None
+        self._stopped: Outcome | None = None
+
+    def stop(self, outcome: Outcome) -> None:
+        """End it now and record it with this outcome (`interrupted` or `budget`)."""
+        self._stopped = outcome
+        if self._playing is not None and self.session is not None and not self._playing.done():
+            self.session.interrupt(outcome)
+            self._playing.cancel()
+
+    async def work(self) -> Finished:
+        """Run the session and encode it. Never raises for anything that happens inside the session."""
+        spec, kit = self.spec, self.kit
+        sandbox = LazySandbox(kit.sandboxes.make(self._sandbox_spec()))
+        context = ToolContext(
+            sandbox=sandbox,
+            session_id=sandbox.spec.session_id,
+            terminal_timeout=kit.sandbox.terminal_timeout,
+            allow_private_urls=kit.allow_private_urls,
+            vision=kit.vision,
+            settings=kit.tool_settings,
+            shared=kit.shared,
+            shared_closers=kit.shared_closers,
+        )
+        tools = [tool for name in spec.toolsets for tool in kit.toolsets[name].tools]
+        toolbox = Toolbox(tools, context)
+        session = self.session = Session(spec, kit.model, toolbox, sandbox, kit.settings, kit.gate, eager=self._eager())
+        record = session.record
+        if self._stopped is not None:
+            session.interrupt(self._stopped)
+        self._playing = asyncio.create_task(_play(session))
+        if self._stopped is not None:
+            self._playing.cancel()
+        try:
+            await asyncio.shield(self._playing)
+        except asyncio.CancelledError:
+            self._playing.cancel()
+            await asyncio.wait([self._playing])
+            if record.outcome not in (Outcome.INTERRUPTED, Outcome.BUDGET):
+                await _close(toolbox, sandbox, record)
+                raise
+        await _close(toolbox, sandbox, record)
+        return finish(record, kit.shape, kit.filters)
+
+    def _eager(self) -> bool:
+        """Whether the sandbox must be there before the first model call: where it may fail, and money would be lost."""
+        task = self.spec.task
+        return bool(task.cwd or task.image or self.kit.sandboxes.capabilities.images)
+
+    def _sandbox_spec(self) -> SandboxSpec:
+        spec, sandbox = self.spec, self.kit.sandbox
+        return SandboxSpec(
+            session_id=f"{spec.task.index}-{spec.sample}-{spec.attempt}",
+            run_id=self.kit.run_id,
+            image=spec.task.image or sandbox.image,
+            cwd=spec.task.cwd or sandbox.cwd,
+            network=sandbox.network,
+            limits=sandbox.limits,
+        )
+
+
+async def _play(session: Session) -> SessionRecord:
+    record = session.record
+    try:
+        return await session.run()
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the session's edge: a fault of ours is this session's row
+        record.outcome = Outcome.INTERNAL_ERROR
+        record.reason = f"{type(error).__name__}: {error}"
+        record.error = ErrorInfo(type="internal_error", message=record.reason)
+        record.detail = traceback.format_exc()
+        return record
+
+
+async def _close(toolbox: Toolbox, sandbox: Sandbox, record: SessionRecord) -> None:
+    """Close tools, then the sandbox; what goes wrong here is noted and never costs the session its row."""
+    for name, closing in (("tools", toolbox.close()), ("sandbox", sandbox.stop())):
+        try:
+            await asyncio.wait_for(closing, CLOSE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the session's edge: see the docstring
+            record.detail += f"\nwhile closing the {name}: {type(error).__name__}: {error}"
+
+
+class OneAnswer:
+    """`AskModel` over a `Model`: a question with pictures, one text back."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    async def ask(self, question: str, pictures: list[str]) -> str:
+        """Ask once. Raises `ModelError`."""
+        parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
+        parts += [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
+        reply: Reply = await self._model.complete(Request(messages=[Message(role="user", content=parts)]))
+        return str(reply.message.content)
+
+
+class WorkerLoop:
+    """Runs leased sessions side by side and hands each result to `give`.
+
+    Used by the worker process and by the executor of the runner's own process.
+    """
+
+    def __init__(self, kit: Kit, give: Callable[[int, Finished | None], None]) -> None:
+        self._kit = kit
+        self._give = give
+        self._running: dict[int, tuple[Running, asyncio.Task[None]]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Sessions running now."""
+        return len(self._running)
+
+    def start(self, lease: int, spec: SessionSpec) -> None:
+        """Begin a session; its result is given under this lease number, None where nothing of it could be kept."""
+        running = Running(spec, self._kit)
+        self._idle.clear()
+        self._running[lease] = (running, asyncio.create_task(self._run(lease, running)))
+
+    async def _run(self, lease: int, running: Running) -> None:
+        finished: Finished | None = None
+        try:
+            finished = await running.work()
+        finally:
+            del self._running[lease]
+            if not self._running:
+                self._idle.set()
+            self._give(lease, finished)
+
+    def stop(self, outcome: Outcome) -> None:
+        """End every session now, recorded with this outcome."""
+        for running, _ in list(self._running.values()):
+            running.stop(outcome)
+
+    async def idle(self) -> None:
+        """Wait until no session runs."""
+        await self._idle.wait()
+
+    async def abandon(self) -> None:
+        """Cancel every session without keeping anything, and wait until their sandboxes are gone."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
