@@ -150,6 +150,7 @@ class RunConfig(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
             ("--samples_per_prompt", self.samples_per_prompt),
             ("--max_samples", 1 if self.max_samples is None else self.max_samples),
             ("--concurrency", self.concurrency or 1),
+            ("--log_prefix_chars", self.log_prefix_chars),
             ("--max_tokens", 1 if self.model.max_tokens is None else self.model.max_tokens),
         ):
             if value < 1:
@@ -235,10 +236,13 @@ def tool_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: env[name] for name in TOOL_VARIABLES if env.get(name)}
 
 
-def sandbox_from_environment(environ: Mapping[str, str] | None = None) -> SandboxConfig:
-    """The sandbox settings that the `TERMINAL_*` variables give; raises `UsageError` for a value that is not a number."""
+def sandbox_from_environment(environ: Mapping[str, str] | None = None, *, kind: str | None = None) -> SandboxConfig:
+    """The sandbox settings that the `TERMINAL_*` variables give; `kind`, where given, wins over `TERMINAL_ENV`.
+
+    Raises `UsageError` for a value that is not a number.
+    """
     env = os.environ if environ is None else environ
-    kind = env.get("TERMINAL_ENV") or "local"
+    kind = kind or env.get("TERMINAL_ENV") or "local"
     image = env.get(
         {"singularity": "TERMINAL_SINGULARITY_IMAGE", "modal": "TERMINAL_MODAL_IMAGE"}.get(
             kind, "TERMINAL_DOCKER_IMAGE"

@@ -101,7 +101,7 @@ class SessionEnded(Event, frozen=True, kw_only=True):
 
 
 class Progress(Event, frozen=True, kw_only=True):
-    """Sessions in flight now, and how many may be at present."""
+    """Sessions in flight now, and how many requests the endpoint takes at present (0: unknown)."""
 
     in_flight: int
     limit: int
