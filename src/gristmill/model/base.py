@@ -21,12 +21,16 @@ from gristmill.types import Message, ToolSchema, Usage
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `messages` starts with the system message, if any. `max_tokens` None is the provider's default."""
+    """One request. `messages` starts with the system message, if any. `max_tokens` None is the provider's default.
+
+    `deadline` is a `time.monotonic()`: no retry is waited for that would begin after it; the error is raised instead.
+    """
 
     messages: Sequence[Message]
     tools: tuple[ToolSchema, ...] = ()
     max_tokens: int | None = None
     session_id: str = ""
+    deadline: float | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

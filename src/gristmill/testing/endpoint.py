@@ -68,7 +68,7 @@ class ScriptedEndpoint:
         self,
         script: Script,
         *,
-        models: tuple[str, ...] | None = ("scripted",),
+        models: tuple[str, ...] | None = (),
         latency: float = 0.0,
         api_key: str = "",
         prefill: int = 0,

@@ -1,0 +1,87 @@
+"""The model of a worker: a dialect over a transport, with retries. One instance serves all sessions of the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+
+from gristmill.errors import ModelError
+from gristmill.model import classify, jsontext
+from gristmill.model.base import Reply, Request
+from gristmill.model.dialect import Dialect
+from gristmill.model.retry import Backoff, with_retries
+from gristmill.model.transport import Transport
+
+_DONE = b"[DONE]"
+
+
+class EndpointModel:
+    """One endpoint and model name; the `Model` that all dialects share."""
+
+    def __init__(
+        self, dialect: Dialect, transport: Transport, *, backoff: Backoff, stream: bool = False, secret: str = ""
+    ) -> None:
+        self._dialect = dialect
+        self._transport = transport
+        self._stream = stream
+        self._backoff = backoff
+        self._secret = secret
+
+    async def complete(self, request: Request) -> Reply:
+        """Ask once. Raises `ModelError`."""
+        begun = time.monotonic()
+        body = self._dialect.encode(request)
+        reply, attempts = await with_retries(lambda: self._ask(body, request), self._backoff, deadline=request.deadline)
+        return msgspec.structs.replace(reply, seconds=time.monotonic() - begun, attempts=attempts)
+
+    async def close(self) -> None:
+        """Give back connections; idempotent."""
+        await self._transport.close()
+
+    async def _ask(self, body: bytes, request: Request) -> Reply:
+        try:
+            answer = await (self._streamed(body) if self._stream else self._whole(body))
+            error = classify.inner_error(answer)
+            if error is not None:
+                raise error
+            return self._dialect.decode(answer, request)
+        except ModelError as error:
+            raise classify.scrub(error, self._secret) from error.__cause__
+
+    async def _whole(self, body: bytes) -> dict[str, Any]:
+        return self._parse(await self._transport.post(self._dialect.path, body))
+
+    async def _streamed(self, body: bytes) -> dict[str, Any]:
+        collector = self._dialect.collector()
+        events = 0
+        async with contextlib.aclosing(self._transport.stream(self._dialect.path, body)) as stream:
+            async for data in stream:
+                if data == _DONE:
+                    break
+                event = self._parse(data)
+                if not events and _is_whole(event):
+                    return event
+                events += 1
+                collector.feed(event)
+        return collector.answer()
+
+    def _parse(self, raw: bytes) -> dict[str, Any]:
+        if not raw.strip():
+            raise classify.not_an_answer("an empty body", b"")
+        try:
+            answer = jsontext.decode(raw)
+        except ValueError:
+            raise classify.not_an_answer("not JSON", raw) from None
+        if not isinstance(answer, dict):
+            raise classify.not_an_answer("not a JSON object", raw)
+        return answer
+
+
+def _is_whole(event: dict[str, Any]) -> bool:
+    """True for a plain answer of a server that does not stream."""
+    choices = event.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return event.get("type") == "message" or (isinstance(first, dict) and "message" in first and "delta" not in first)

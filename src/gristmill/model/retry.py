@@ -1,0 +1,84 @@
+"""Trying again: exponential backoff with jitter, `Retry-After`, a bounded number of tries, a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gristmill.errors import ModelError
+from gristmill.model.base import Attempt
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait. All times in seconds.
+
+    `longest` bounds a wait of our own, `longest_asked` one that the endpoint asked for.
+    """
+
+    retries: int = 5
+    first: float = 1.0
+    longest: float = 60.0
+    longest_asked: float = 300.0
+
+    def wait(self, number: int, asked: float | None, chance: float) -> float:
+        """Seconds before retry `number` (from 0); `chance` in [0, 1) spreads them.
+
+        An asked wait is never shortened below what was asked (but for the bound), only lengthened a little, so that a
+        thousand sessions that were told the same second do not all come back in it.
+        """
+        own = min(self.longest, self.first * 2.0**number) * (0.5 + 0.5 * chance)
+        if asked is None:
+            return own
+        return min(self.longest_asked, asked) + min(own, 1.0) * chance
+
+
+async def with_retries(
+    ask: Callable[[], Awaitable[T]],
+    backoff: Backoff,
+    *,
+    deadline: float | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    chance: Callable[[], float] = random.random,
+) -> tuple[T, tuple[Attempt, ...]]:
+    """Ask until there is an answer; returns it with the attempts that failed before.
+
+    Args:
+        ask: one try; raises `ModelError`.
+        backoff: how often and how long.
+        deadline: `time.monotonic()` after which no try begins; a wait that would pass it is not begun either.
+        sleep, chance: for tests.
+
+    Raises:
+        ModelError: the last one, when it is not worth another try; its `attempts` lists all.
+    """
+    attempts: list[Attempt] = []
+    while True:
+        begun = time.monotonic()
+        try:
+            return await ask(), tuple(attempts)
+        except ModelError as error:
+            now = time.monotonic()
+            again = error.kind.retryable and len(attempts) < backoff.retries
+            pause = backoff.wait(len(attempts), error.retry_after, chance()) if again else 0.0
+            if deadline is not None and now + pause >= deadline:
+                again, pause = False, 0.0
+            attempts.append(
+                Attempt(
+                    error=error.message,
+                    kind=error.kind.value,
+                    status=error.status,
+                    seconds=now - begun,
+                    waited=pause,
+                )
+            )
+            if not again:
+                error.attempts = tuple(attempts)
+                raise
+            await sleep(pause)

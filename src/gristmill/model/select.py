@@ -1,0 +1,88 @@
+"""Which dialect an endpoint is spoken to in, the model of a worker, and the check before a run."""
+
+from __future__ import annotations
+
+from gristmill.config import ModelConfig, without_credentials
+from gristmill.errors import ErrorKind, ModelError, SetupError
+from gristmill.model import classify, hosts, jsontext
+from gristmill.model.chat import ChatDialect
+from gristmill.model.client import EndpointModel
+from gristmill.model.dialect import Dialect
+from gristmill.model.json_schema import JsonDialect
+from gristmill.model.retry import Backoff
+from gristmill.model.transport import Timeouts, Transport
+
+PROBE_SECONDS = 10.0
+
+
+def dialect_name(config: ModelConfig) -> str:
+    """The dialect; `auto` decides by host and model."""
+    if config.dialect != "auto":
+        return config.dialect
+    return "json" if config.local else "chat"
+
+
+def make_dialect(config: ModelConfig) -> Dialect:
+    """The dialect with the settings of a run."""
+    name = dialect_name(config)
+    if name == "json":
+        return JsonDialect(ChatDialect(config), compact=config.local)
+    return ChatDialect(config)
+
+
+def make_model(config: ModelConfig) -> EndpointModel:
+    """The model that all sessions of one worker share. Nothing is connected yet; `close` it at the end."""
+    dialect = make_dialect(config)
+    timeouts = Timeouts(total=config.request_timeout, idle=min(config.request_timeout, 120.0))
+    return EndpointModel(
+        dialect,
+        Transport(config.base_url, dialect.headers(), timeouts=timeouts),
+        backoff=Backoff(retries=config.max_retries),
+        stream=config.stream,
+        secret=config.api_key,
+    )
+
+
+async def probe(config: ModelConfig) -> list[str]:
+    """Ask the endpoint, before a run, for its list of models. Returns warnings, one sentence each.
+
+    An endpoint without such a list passes. Raises `SetupError` where it cannot be reached or refuses the key.
+    """
+    transport = Transport(config.base_url, make_dialect(config).headers())
+    where = without_credentials(config.base_url)
+    try:
+        # OpenRouter's list is public: only its /key tells whether the key is good.
+        for path in ("/key", "/models") if hosts.host_of(config).routing else ("/models",):
+            status, body = await transport.get(path, seconds=PROBE_SECONDS)
+            error = classify.classify(status, body)
+            if error.kind is ErrorKind.AUTH:
+                raise error
+    except ModelError as error:
+        message = classify.scrub(error, config.api_key).message
+        raise SetupError(
+            f"The endpoint {where} cannot be used: {message}.", error.mend or "Check --base_url."
+        ) from None
+    finally:
+        await transport.close()
+    return _about_model(config, status, body)
+
+
+def _about_model(config: ModelConfig, status: int, body: bytes) -> list[str]:
+    if status != 200 or config.local:
+        return []
+    try:
+        data = jsontext.decode(body)
+    except ValueError:
+        return []
+    listed = data.get("data") if isinstance(data, dict) else None
+    names = [str(item["id"]) for item in listed or () if isinstance(item, dict) and item.get("id")]
+    known = {name.removeprefix("models/") for name in names}
+    if not known or config.name in known or config.name.partition(":")[0] in known:
+        return []
+    some = ", ".join(sorted(known)[:5])
+    return [f"The endpoint does not list the model {config.name}; it lists {some}{' …' if len(known) > 5 else ''}."]
+
+
+def warnings_for(config: ModelConfig) -> list[str]:
+    """One sentence for each flag that has no effect with this endpoint."""
+    return hosts.warnings_for(config)
