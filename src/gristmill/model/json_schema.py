@@ -8,7 +8,8 @@ Result: …                                                what a tool gave, as 
 
 It needs a server with structured output (`response_format` of type `json_schema`: vLLM, SGLang, llama.cpp, …). For
 the embedded model everything is kept small: few words in the system message, short strings, only required arguments,
-and the end is offered only once a tool has run, for a model of that size would otherwise answer without looking.
+and the end is offered only once a tool has run, for a model of that size would otherwise answer without looking, and
+nothing else once it repeats itself.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class JsonDialect:
     # -- the request ---------------------------------------------------------------------------------------------
 
     def _schema(self, request: Request) -> dict[str, Any]:
-        forms = [self._call_form(tool) for tool in request.tools]
+        repeats = self._compact and _repeats_itself(request)
+        forms = [] if repeats else [self._call_form(tool) for tool in request.tools]
         if not forms or not self._compact or _has_result(request):
             forms.append(self._form(FINAL, {"answer": self._string(ANSWER_LENGTH)}, ["answer"]))
         return forms[0] if len(forms) == 1 else {"oneOf": forms}
@@ -136,9 +138,13 @@ class JsonDialect:
         return messages
 
     def _result(self, text: str) -> str:
-        if not self._compact or len(text) <= RESULT_LENGTH:
+        if not self._compact:
             return text
-        return text[:RESULT_LENGTH] + " …"
+        # A small model reads a command's plain output, as the worked examples show it, far better than JSON.
+        shape = _object(text)
+        if shape is not None and isinstance(shape.get("output"), str) and not shape.get("error"):
+            text = shape["output"].strip() or "done"
+        return text if len(text) <= RESULT_LENGTH else text[:RESULT_LENGTH] + " …"
 
     def _rules(self, tools: tuple[ToolSchema, ...]) -> str:
         if self._compact:
@@ -161,6 +167,12 @@ def _has_result(request: Request) -> bool:
         if message.role in ("tool", "user"):
             return message.role == "tool"
     return False
+
+
+def _repeats_itself(request: Request) -> bool:
+    """True where the last two calls are the same: a small model would go on so for ever."""
+    calls = [(c.name, c.arguments) for m in request.messages for c in m.tool_calls]
+    return _has_result(request) and len(calls) > 1 and calls[-1] == calls[-2]
 
 
 def _short(schema: Any) -> Any:

@@ -1,8 +1,8 @@
 """Where a model's reasoning hides, and how it is found exactly once.
 
 In order: the fields `reasoning`, `reasoning_content`, `reasoning_details[]`; thinking parts of a content list; a
-leading `<think>`, `<thinking>` or `<REASONING_SCRATCHPAD>` block of the text. Where a field holds reasoning, the text is
-not searched, so tags that an answer merely mentions stay.
+leading `<think>`, `<thinking>` or `<REASONING_SCRATCHPAD>` block of the text. Where a field holds reasoning, the text
+is not searched, so tags that an answer merely mentions stay.
 """
 
 from __future__ import annotations
