@@ -30,14 +30,17 @@ def make_dialect(config: ModelConfig) -> Dialect:
     return ChatDialect(config)
 
 
-def make_model(config: ModelConfig) -> EndpointModel:
-    """The model that all sessions of one worker share. Nothing is connected yet; `close` it at the end."""
+def make_model(config: ModelConfig, *, backoff: Backoff | None = None) -> EndpointModel:
+    """The model that all sessions of one worker share. Nothing is connected yet; `close` it at the end.
+
+    `backoff` None is the usual one, with the retries of the settings.
+    """
     dialect = make_dialect(config)
     timeouts = Timeouts(total=config.request_timeout, idle=min(config.request_timeout, 120.0))
     return EndpointModel(
         dialect,
         Transport(config.base_url, dialect.headers(), timeouts=timeouts),
-        backoff=Backoff(retries=config.max_retries),
+        backoff=backoff or Backoff(retries=config.max_retries),
         stream=config.stream,
         secret=config.api_key,
     )
