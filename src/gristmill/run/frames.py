@@ -33,6 +33,7 @@ class Begin(Frame, frozen=True, array_like=True, tag=True):
     run_id: str
     seed: int
     known_tools: tuple[str, ...]
+    toolsets: tuple[str, ...]  # that work here, by name
     slots: int  # sessions at most in this worker
     budgeted: bool  # reservations must be asked for
 

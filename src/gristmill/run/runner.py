@@ -1,10 +1,10 @@
-"""The run: owed prompts → sessions → durable rows → merge → statistics. It schedules prompts; batches are only files."""
+"""The run: owed prompts → sessions → durable rows → merge → statistics. Prompts are scheduled; batches are files."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 from gristmill import events
@@ -19,7 +19,7 @@ FIRST_SESSIONS = 3  # so many first sessions with the same error of the endpoint
 UNWRITTEN_LIMIT = 512  # rows that may wait for the disk before no further result is taken
 PROGRESS_SECONDS = 0.5
 
-MakeExecutor = Callable[[], Awaitable[Executor]]
+MakeExecutor = Callable[[], Coroutine[None, None, Executor]]
 
 
 class Runner:
@@ -34,6 +34,7 @@ class Runner:
         listen: told what happens.
         resumed: what a resumed run found, None for a new one.
         warnings: sentences for the user.
+        release: gives back what `make_executor` started beside the executor.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Runner:
         *,
         resumed: events.Resumed | None = None,
         warnings: tuple[str, ...] = (),
+        release: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._planned = planned
@@ -56,6 +58,7 @@ class Runner:
         self._listen = listen
         self._resumed = resumed
         self._warnings = warnings
+        self._release = release
         self._executor: Executor | None = None
         self._batches = _Batches(specs, listen)
         self._ended = 0
@@ -99,27 +102,33 @@ class Runner:
         self._starting = asyncio.create_task(self._make_executor())
         try:
             self._executor = await self._starting
+            await self._run_all(self._executor)
         except asyncio.CancelledError:
             if not self._stop_reason:
                 raise
-            return
-        ticking = asyncio.create_task(self._tick(self._executor))
+        finally:
+            if self._executor is not None:
+                await self._executor.close()
+            if self._release is not None:
+                await self._release()
+        if isinstance(self._error, StoreError):
+            raise self._error
+
+    async def _run_all(self, executor: Executor) -> None:
+        ticking = asyncio.create_task(self._tick(executor))
         writing: set[asyncio.Task[None]] = set()
         try:
-            async for finished in self._executor.run(iter(self._specs), self._batches.started):
+            async for finished in executor.run(iter(self._specs), self._batches.started):
                 if len(writing) >= UNWRITTEN_LIMIT:
                     await asyncio.wait(writing, return_when=asyncio.FIRST_COMPLETED)
                 task = asyncio.create_task(self._keep(finished))
                 writing.add(task)
                 task.add_done_callback(writing.discard)
-                self._judge(finished)
-            if writing:
-                await asyncio.wait(writing)
+                self._judge(finished, executor)
         finally:
             ticking.cancel()
-            await self._executor.close()
-        if isinstance(self._error, StoreError):
-            raise self._error
+            if writing:
+                await asyncio.wait(writing)
 
     async def _keep(self, finished: Finished) -> None:
         """Make one outcome durable, then tell of it."""
@@ -150,9 +159,8 @@ class Runner:
         )
         self._batches.ended(finished.batch)
 
-    def _judge(self, finished: Finished) -> None:
+    def _judge(self, finished: Finished, executor: Executor) -> None:
         """Stop where going on is useless: the endpoint refuses everyone, or the budget is spent."""
-        assert self._executor is not None
         self._ended += 1
         if finished.state != "failed":
             self._useful += 1
@@ -160,16 +168,16 @@ class Runner:
             if not self._stop_reason:
                 self._stop_reason, self._status = finished.reason, 4
                 self._listen(events.Stopping(reason=finished.reason))
-            self._executor.hold()
+            executor.hold()
         elif finished.fatal and self._error is None:
             self._fatal.append(finished.fatal)
             if not self._useful and len(self._fatal) >= min(FIRST_SESSIONS, len(self._specs)) == self._ended:
                 self._error = GristmillError(finished.fatal)
-                self._executor.stop(Outcome.INTERRUPTED)
+                executor.stop(Outcome.INTERRUPTED)
             elif self._useful:
                 # It worked before: what runs may end, nothing new is paid for.
                 self._error = GristmillError(finished.fatal)
-                self._executor.hold()
+                executor.hold()
 
     async def _tick(self, executor: Executor) -> None:
         while True:

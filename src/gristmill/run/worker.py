@@ -47,6 +47,15 @@ class Kit:
     shared: dict[str, Any] = field(default_factory=dict)
     shared_closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
+    def tools(self, name: str) -> tuple[Tool, ...]:
+        """The tools that a drawn name stands for: a toolset's, or the single one of `tool:NAME`."""
+        if name.startswith("tool:"):
+            single = name.removeprefix("tool:")
+            return tuple(tool for toolset in self.toolsets.values() for tool in toolset.tools if tool.name == single)[
+                :1
+            ]
+        return self.toolsets[name].tools
+
     def limit(self) -> int:
         """How many requests the endpoint takes from this worker at present; 0 where that is not known."""
         return int(getattr(self.model, "limit", 0))
@@ -90,7 +99,7 @@ class Running:
             shared=kit.shared,
             shared_closers=kit.shared_closers,
         )
-        tools = [tool for name in spec.toolsets for tool in kit.toolsets[name].tools]
+        tools = [tool for name in spec.toolsets for tool in kit.tools(name)]
         toolbox = Toolbox(tools, context)
         session = self.session = Session(spec, kit.model, toolbox, sandbox, kit.settings, kit.gate, eager=self._eager())
         record = session.record

@@ -1,0 +1,363 @@
+"""The composition root: the one place that knows which part answers to which name and puts a run together.
+
+```
+RunConfig → check() → Plan → make_runner() → Runner            in the runner's process
+frames.Begin → make_kit() → Kit                                in each worker process
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gristmill import events, plugins
+from gristmill.config import ModelConfig, RunConfig, without_credentials
+from gristmill.dataset import read_tasks
+from gristmill.distribution import find_distribution, load_distributions, sample, session_rng
+from gristmill.distribution_rules import TOOL_PREFIX, Distribution
+from gristmill.errors import SetupError, UsageError
+from gristmill.model import select
+from gristmill.model.embedded import EmbeddedServer
+from gristmill.model.embedded import problem as embedded_problem
+from gristmill.quality.filters import parse_filters
+from gristmill.run import frames
+from gristmill.run.budget import Budget
+from gristmill.run.executor import Executor, LocalExecutor, LocalGate
+from gristmill.run.processes import ProcessExecutor
+from gristmill.run.runner import Runner, number_batches
+from gristmill.run.serve import serve
+from gristmill.run.store import Owed, RunStore
+from gristmill.run.worker import Kit, OneAnswer
+from gristmill.sandbox.base import SandboxProvider
+from gristmill.session.loop import Gate, SessionSettings
+from gristmill.session.spec import SessionSpec
+from gristmill.session.summary import RowShape, lost_session
+from gristmill.task import Dataset
+from gristmill.tools.base import AskModel, Toolset
+from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
+from gristmill.types import Message
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was checked and can start.
+
+    `offered` are the toolsets that work here, by name; `missing` says for each other one why not. `warnings` are
+    sentences for the user.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    distribution: Distribution
+    offered: Mapping[str, Toolset]
+    missing: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def known_tools(self) -> tuple[str, ...]:
+        """All built-in tools in their fixed order, then those of the user's toolsets: the columns of `tool_stats`."""
+        own = (tool.name for toolset in self.offered.values() for tool in toolset.tools)
+        return tuple(dict.fromkeys((*TOOL_TO_TOOLSET_MAP, *own)))
+
+
+async def check(config: RunConfig) -> Plan:
+    """Everything that can be known before the run: dataset, distribution, toolsets, sandbox, endpoint.
+
+    Raises `UsageError` or `SetupError` with the mend; nothing has been started or written then.
+    """
+    config.validate()
+    parse_filters(",".join(config.filters) or "none")
+    dataset = read_tasks(config.dataset_file, prompt_field=config.prompt_field, max_samples=config.max_samples)
+    known = plugins.names("toolsets")
+    distribution = find_distribution(load_distributions(config.distributions_file, toolsets=known), config.distribution)
+    offered, missing = find_toolsets(config, dataset, distribution)
+    problem = sandbox_class(config).problem()
+    if problem:
+        raise SetupError(problem)
+    warnings = list(select.warnings_for(config.model))
+    if config.sandbox.kind == "host":
+        warnings.append("--sandbox=host isolates nothing: commands of the model run on this machine as you.")
+    if config.model.reasoning_disabled and "no_reasoning" in config.filters:
+        warnings.append(
+            "--reasoning_disabled with the no_reasoning filter will discard every session; "
+            "give --filters=unknown_tool to keep them."
+        )
+    if config.model.local:
+        if reason := embedded_problem():
+            raise SetupError(reason)
+    else:
+        warnings += await select.probe(config.model)
+    return Plan(config, dataset, distribution, offered, missing, tuple(warnings))
+
+
+def find_toolsets(
+    config: RunConfig, dataset: Dataset, distribution: Distribution
+) -> tuple[dict[str, Toolset], dict[str, str]]:
+    """The toolsets that the distribution and the rows may ask for: those that work here, and why the others do not.
+
+    Raises:
+        SetupError: one does not work here and `skip_unavailable_toolsets` is off, or none works.
+        UsageError: a row names one that does not exist; says which line.
+    """
+    tools_of = dict(TOOL_TO_TOOLSET_MAP)
+    lines: dict[str, int] = {}
+    for task in dataset.tasks:
+        for name in task.toolsets or ():
+            lines.setdefault(name, task.line)
+    offered: dict[str, Toolset] = {}
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys((*distribution.names, *lines)):
+        owner = tools_of.get(name.removeprefix(TOOL_PREFIX), name) if name.startswith(TOOL_PREFIX) else name
+        try:
+            toolset: Toolset = plugins.find("toolsets", owner)
+            reason = toolset.missing(config.tool_settings)
+        except UsageError as error:
+            if name in lines and not isinstance(error, SetupError):
+                raise UsageError(f"{config.dataset_file} line {lines[name]}: {error.message}", error.mend) from None
+            if not isinstance(error, SetupError):
+                raise
+            reason = str(error)
+        if reason:
+            missing[name] = reason
+        else:
+            offered[owner] = toolset
+    if missing and not config.skip_unavailable_toolsets:
+        reasons = " ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise SetupError(
+            f"Toolsets of this run cannot work here. {reasons}",
+            "Mend that, choose another --distribution, or give --skip_unavailable_toolsets.",
+        )
+    if not offered:
+        raise SetupError(f"None of the toolsets of {distribution.name} can work here.", "See `gristmill doctor`.")
+    return offered, missing
+
+
+def sandbox_class(config: RunConfig) -> type[SandboxProvider]:
+    """The provider of the run's sandboxes. Raises `UsageError` for an unknown kind."""
+    found: type[SandboxProvider] = plugins.find("sandboxes", config.sandbox.kind)
+    return found
+
+
+async def make_runner(config: RunConfig, listen: events.Listener, *, in_process: bool = False) -> Runner:
+    """A runner that is ready to run; the run directory is made or opened, and locked.
+
+    `in_process` runs the sessions in this process instead of in workers: for scripts and tests.
+    """
+    plan = await check(config)
+    store = RunStore.open(
+        config,
+        plan.dataset,
+        known_tools=plan.known_tools,
+        resume=config.resume,
+        allow_changes=config.allow_changes,
+    )
+    try:
+        return _assemble(plan, store, listen, in_process=in_process)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _assemble(plan: Plan, store: RunStore, listen: events.Listener, *, in_process: bool) -> Runner:
+    config, dataset = plan.config, plan.dataset
+    found = store.owed(dataset.tasks, config.samples_per_prompt, config.retry)
+    specs = plan_sessions(plan, found.owed, seed=store.seed, first_batch=store.next_batch)
+    batches = len({spec.batch for spec in specs})
+    planned = events.RunPlanned(
+        dataset=config.dataset_file,
+        rows=dataset.rows,
+        refused=len(dataset.refused),
+        refusals=tuple(f"line {row.line}: {row.reason}" for row in dataset.refused),
+        sessions=len(dataset.tasks) * config.samples_per_prompt,
+        samples=config.samples_per_prompt,
+        batch_size=config.batch_size,
+        batches=batches,
+        run_name=config.run_name,
+        distribution=plan.distribution.name,
+        output_dir=str(store.layout.root),
+        workers=config.num_workers,
+        concurrency=config.sessions_in_flight,
+        seed=store.seed,
+        model=config.model.name,
+        endpoint="embedded" if config.model.local else without_credentials(config.model.base_url),
+        sandbox=config.sandbox.kind,
+        filters=config.filters,
+        max_turns=config.max_turns,
+    )
+    resumed = None
+    if config.resume:
+        resumed = events.Resumed(
+            prompts=dataset.rows,
+            completed=found.completed,
+            owed=len(specs),
+            new_batches=batches,
+            changes=store.changes,
+        )
+    parts = _Parts(plan, store, listen, in_process=in_process)
+    return Runner(
+        config, planned, store, specs, parts.start, listen, resumed=resumed, warnings=plan.warnings, release=parts.stop
+    )
+
+
+def plan_sessions(plan: Plan, owed: list[Owed], *, seed: int, first_batch: int) -> list[SessionSpec]:
+    """Every owed session with its batch and its drawn toolsets. Pure: the same for any order and number of workers."""
+    batch_of = number_batches((item.task.index for item in owed), plan.config.batch_size, first_batch)
+    specs = []
+    for item in owed:
+        task = item.task
+        if task.toolsets is not None:
+            names, probability = task.toolsets, 1.0
+        else:
+            draw = sample(plan.distribution, session_rng(seed, task.key, item.sample))
+            names, probability = draw.names, draw.probability
+        names = tuple(name for name in names if name not in plan.missing) or tuple(plan.offered)[:1]
+        specs.append(
+            SessionSpec(
+                task=task,
+                sample=item.sample,
+                batch=batch_of[task.index],
+                attempt=item.attempt,
+                toolsets=names,
+                probability=probability,
+                seed=seed,
+            )
+        )
+    return specs
+
+
+class _Parts:
+    """What runs beside the runner while it mills: the embedded model's server and the executor."""
+
+    def __init__(self, plan: Plan, store: RunStore, listen: events.Listener, *, in_process: bool) -> None:
+        self._plan = plan
+        self._store = store
+        self._listen = listen
+        self._in_process = in_process
+        self._server: EmbeddedServer | None = None
+        self._executor: Executor | None = None
+
+    async def start(self) -> Executor:
+        config = self._plan.config
+        if config.model.local:
+            self._server = EmbeddedServer(slots=min(config.sessions_in_flight, 8))
+            url = await self._server.start()
+            served = msgspec.structs.replace(config.model, base_url=url, api_key="")
+            config = msgspec.structs.replace(config, model=served)
+        budget = Budget(
+            max_cost=config.max_cost,
+            max_tokens=config.max_total_tokens,
+            max_time=config.max_time,
+            pause_limit=config.pause_limit,
+            spent_cost=self._store.spent.cost_usd,
+            spent_tokens=self._store.spent.total_tokens,
+            on_pause=lambda reason, seconds: self._listen(events.Paused(reason=reason, seconds=seconds)),
+            on_resume=self._go_on,
+        )
+        workers = min(config.num_workers, config.sessions_in_flight)
+        begin = frames.Begin(
+            config=config,
+            run_id=self._store.run_id,
+            seed=self._store.seed,
+            known_tools=self._plan.known_tools,
+            toolsets=tuple(self._plan.offered),
+            slots=-(-config.sessions_in_flight // workers),
+            budgeted=budget.limited,
+        )
+        if self._in_process:
+            kit = make_kit(begin, LocalGate(budget))
+            self._executor = LocalExecutor(kit, config.sessions_in_flight, budget)
+        else:
+            shape = row_shape(begin)
+            self._executor = ProcessExecutor(
+                begin,
+                workers=workers,
+                concurrency=config.sessions_in_flight,
+                command=[sys.executable, "-m", "gristmill.build"],
+                lost=lambda spec, reason: lost_session(spec, reason, shape),
+                budget=budget,
+                environment=dict(os.environ),
+            )
+        return self._executor
+
+    def _go_on(self) -> None:
+        self._listen(events.Unpaused())
+        if self._executor is not None:
+            self._executor.wake()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+
+def row_shape(begin: frames.Begin) -> RowShape:
+    """What all rows of the run share."""
+    config = begin.config
+    return RowShape(model=config.model.name, known_tools=begin.known_tools, sandbox=config.sandbox.kind)
+
+
+def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
+    """What the sessions of one worker share."""
+    config = begin.config
+    model = select.make_model(config.model)
+    vision_config = _vision(config)
+    vision = select.make_model(vision_config) if vision_config is not None else model
+    kit = Kit(
+        model=model,
+        sandboxes=sandbox_class(config)(),
+        sandbox=config.sandbox,
+        toolsets={name: plugins.find("toolsets", name) for name in begin.toolsets},
+        settings=SessionSettings(
+            max_turns=config.max_turns,
+            session_timeout=config.session_timeout,
+            max_tokens=config.model.max_tokens,
+            ephemeral_system_prompt=config.ephemeral_system_prompt,
+            prefill=tuple(msgspec.convert(message, Message) for message in config.prefill_messages),
+        ),
+        shape=row_shape(begin),
+        filters=tuple(
+            active.filter
+            for active in parse_filters(",".join(config.filters) or "none")
+            if active.filter.when == "session"
+        ),
+        run_id=begin.run_id,
+        tool_settings=config.tool_settings,
+        allow_private_urls=config.allow_private_urls,
+        vision=AskModel(OneAnswer(vision).ask, (vision_config or config.model).name),
+        gate=gate,
+    )
+    if vision_config is not None:
+        kit.shared_closers.append(vision.close)
+    return kit
+
+
+def _vision(config: RunConfig) -> ModelConfig | None:
+    """The endpoint of `VISION_MODEL`; None where the session's own model looks at pictures itself."""
+    name = config.tool_settings.get("VISION_MODEL")
+    if not name:
+        return None
+    base_url = config.tool_settings.get("VISION_BASE_URL")
+    if base_url is None:
+        return msgspec.structs.replace(config.model, name=name)
+    return ModelConfig(name=name, base_url=base_url, api_key=config.tool_settings.get("VISION_API_KEY", ""))
+
+
+def main() -> None:
+    """A worker process: its socket is the file descriptor of the first argument."""
+    run: Callable[..., None] = asyncio.run
+    try:
+        import uvloop
+
+        run = uvloop.run
+    except ImportError:  # not on Windows
+        pass
+    run(serve(int(sys.argv[1]), make_kit))
+
+
+if __name__ == "__main__":
+    main()
