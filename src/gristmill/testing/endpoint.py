@@ -123,9 +123,14 @@ class ScriptedEndpoint:
         loop = asyncio.new_event_loop()
         ending = asyncio.Event()
 
+        problems: list[OSError] = []
+
         async def serve() -> None:
             try:
                 await self.start()
+            except OSError as error:
+                problems.append(error)
+                return
             finally:
                 started.set()
             await ending.wait()
@@ -135,8 +140,8 @@ class ScriptedEndpoint:
         thread.start()
         started.wait()
         try:
-            if not self.url:
-                raise OSError(f"cannot listen on {self._address[0]}:{self._address[1]}")
+            if problems:
+                raise problems[0]
             yield self
         finally:
             if thread.is_alive():
