@@ -22,7 +22,7 @@ Contract, which the conformance suite in `gristmill.testing` checks for every ad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -156,3 +156,22 @@ class Sandbox(ABC):
     @abstractmethod
     def cleanup(self) -> None:
         """Synchronous and best-effort: what `stop` does, for a process that is about to end."""
+
+
+class SandboxProvider(Protocol):
+    """What makes the sandboxes of one kind for one worker. Made without arguments; making it starts nothing."""
+
+    capabilities: ClassVar[Capabilities]
+
+    @staticmethod
+    def problem() -> str:
+        """Why this kind cannot work on this machine, with the mend; empty where it works. Really tries it once."""
+        ...
+
+    def make(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox that was not started. Raises `errors.SandboxError` for a spec that this kind cannot serve."""
+        ...
+
+    def close(self) -> None:
+        """Remove what is left of its sandboxes, synchronously; idempotent."""
+        ...
