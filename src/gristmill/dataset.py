@@ -259,10 +259,10 @@ def _read_toolsets(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(names, list):
         raise RowRefused(f"'{name}' is {type_name(value)}; it must be a list of names")
     for item in names:
-        if not isinstance(item, str) or not item.strip():
-            raise RowRefused(
-                f"'{name}' holds {type_name(item) if item != '' else 'an empty name'}; it must be a list of names"
-            )
+        if not isinstance(item, str):
+            raise RowRefused(f"'{name}' holds {type_name(item)}; it must be a list of names")
+        if not item.strip():
+            raise RowRefused(f"'{name}' holds an empty name")
     return tuple(dict.fromkeys(item.strip() for item in names))
 
 
