@@ -231,6 +231,12 @@ def find_api_key(base_url: str, given: str | None, environ: Mapping[str, str] | 
     )
 
 
+def keys_present(environ: Mapping[str, str] | None = None) -> dict[str, bool]:
+    """For each variable that holds the key of a known host: whether it is set. Never the key itself."""
+    env = os.environ if environ is None else environ
+    return {variable: bool(env.get(variable, "").strip()) for variable in KEY_VARIABLES.values()}
+
+
 def tool_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Keys and URLs of tool providers that the environment holds."""
     env = os.environ if environ is None else environ

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from gristmill.config import RunConfig, without_credentials
+from gristmill.task import Dataset
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all events."""
@@ -39,12 +42,37 @@ class RunPlanned(Event, frozen=True, kw_only=True):
     output_dir: str
     workers: int
     concurrency: int
-    seed: int
+    seed: int | None  # None: not drawn yet
     model: str
     endpoint: str  # without credentials
     sandbox: str
     filters: tuple[str, ...]
     max_turns: int
+
+    @classmethod
+    def of(cls, config: RunConfig, dataset: Dataset, *, batches: int, seed: int | None, directory: str) -> RunPlanned:
+        """The figures of a run with these settings over this dataset."""
+        return cls(
+            dataset=config.dataset_file,
+            rows=dataset.rows,
+            refused=len(dataset.refused),
+            refusals=tuple(f"line {row.line}: {row.reason}" for row in dataset.refused),
+            sessions=len(dataset.tasks) * config.samples_per_prompt,
+            samples=config.samples_per_prompt,
+            batch_size=config.batch_size,
+            batches=batches,
+            run_name=config.run_name,
+            distribution=config.distribution,
+            output_dir=directory,
+            workers=config.num_workers,
+            concurrency=config.sessions_in_flight,
+            seed=seed,
+            model=config.model.name,
+            endpoint="" if config.model.local else without_credentials(config.model.base_url),
+            sandbox=config.sandbox.kind,
+            filters=config.filters,
+            max_turns=config.max_turns,
+        )
 
 
 class Resumed(Event, frozen=True, kw_only=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TextIO
+from typing import Any, Protocol, TextIO
 
 # What the signs of our lines become where the console has no such character.
 _ASCII = {
@@ -27,8 +28,31 @@ _ASCII = {
 }
 
 
+class Screen(Protocol):
+    """Where lines go, and one line of figures that a terminal keeps at its bottom."""
+
+    @property
+    def live(self) -> bool:
+        """True where `figures` shows something."""
+        ...
+
+    def write(self, text: str = "") -> None:
+        """Write whole lines."""
+        ...
+
+    def figures(self, text: str) -> None:
+        """Replace the bottom line."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was; idempotent."""
+        ...
+
+
 class Lines:
     """Whole lines to a stream, each flushed. Writing never raises: characters degrade, and a closed pipe is let go."""
+
+    live = False
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -51,6 +75,16 @@ class Lines:
             # in the buffer must not raise at exit.
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def document(self, data: Any) -> None:
+        """Write one JSON document, in characters that every console has."""
+        self.write(json.dumps(data, indent=2))
+
+    def figures(self, text: str) -> None:
+        """There is no bottom line here."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     def fit(self, text: str) -> str:
         """The text in characters that the console has; control characters are shown, not obeyed."""

@@ -50,7 +50,7 @@ class Flag:
 
     def read(self, text: str) -> Any:
         """The value of a text as it was typed. Raises `UsageError`."""
-        return _READERS[self.kind](self.name, text)
+        return read_value(self.kind, self.name, text)
 
     @property
     def shown_default(self) -> str:
@@ -63,6 +63,11 @@ class Flag:
         if isinstance(value, float):
             return f"{value:g}"
         return "" if value is None or value is False else str(value)
+
+
+def read_value(kind: Kind, name: str, text: str) -> Any:
+    """The value of the text that was typed for the flag `name`. Raises `UsageError`."""
+    return _READERS[kind](name, text)
 
 
 def _read_text(name: str, text: str) -> str:

@@ -63,7 +63,7 @@ class RunCommand(click.Command):
 
 def _option(flag: Flag) -> click.Option:
     # A switch may stand alone, or take true or false as the reference's command line did.
-    alone = {"flag_value": "true"} if flag.kind is Kind.SWITCH else {}
+    alone: dict[str, Any] = {"flag_value": "true"} if flag.kind is Kind.SWITCH else {}
     return click.Option([f"--{flag.name}"], type=str, default=None, is_flag=False, **alone)
 
 

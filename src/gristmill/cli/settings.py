@@ -54,6 +54,8 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         tool_settings=tool_settings(),
     )
     config.validate()
+    if config.model.dialect in ("anthropic", "hermes"):
+        raise UsageError(f"--dialect={config.model.dialect} is not there yet.", "Choose auto, chat or json.")
     return config
 
 
@@ -105,6 +107,8 @@ def read_prefill(path: str) -> tuple[dict[str, str], ...]:
             raise UsageError(f"{flag}: element {at} has a role that is not one of {', '.join(_PREFILL_ROLES)}.", rule)
         if not isinstance(element["content"], str):
             raise UsageError(f"{flag}: element {at} has a content that is not text.", rule)
+        if any(0xD800 <= ord(c) < 0xE000 for c in element["content"]):
+            raise UsageError(f"{flag}: element {at} has a content that is not valid Unicode.", rule)
     return tuple(data)
 
 
