@@ -8,8 +8,10 @@ pool sees the end of its output and starts another.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import importlib.util
 import io
+import os
 import re
 import resource
 import signal
@@ -109,10 +111,9 @@ def decode(body: bytes, charset: str = "") -> str:
             return body.decode(name, "replace")
     declared = _META_CHARSET.search(body[:4_096])
     for name in (charset, declared[1].decode("ascii", "replace") if declared else "", "utf-8"):
-        try:
-            return body.decode(_codec(name))
-        except (UnicodeDecodeError, LookupError):
-            continue
+        for codec in _codecs(name):
+            with contextlib.suppress(UnicodeError, LookupError):  # LookupError: rot13 and the like are no charsets
+                return body.decode(codec)
     from charset_normalizer import from_bytes
 
     guess = from_bytes(body[:100_000]).best()
@@ -125,10 +126,14 @@ def cut(text: str, limit: int) -> str:
     return bounded(text, limit, note if limit >= 4 * len(note) else "…")
 
 
-def _codec(name: str) -> str:
-    # As browsers do (WHATWG Encoding): what calls itself Latin-1 or ASCII is Windows-1252.
-    known = codecs.lookup(name).name
-    return "cp1252" if known in ("iso8859-1", "ascii") else known
+def _codecs(name: str) -> tuple[str, ...]:
+    """What to try for a declared charset; nothing for an unknown one."""
+    try:
+        known = codecs.lookup(name)
+    except LookupError:
+        return ()
+    # Servers say Latin-1 by default: what is valid UTF-8 is UTF-8 then, and else Windows-1252, as in browsers.
+    return ("utf-8", "cp1252") if known.name in ("iso8859-1", "ascii", "cp1252") else (known.name,)
 
 
 def _html(text: str, job: Job) -> Page:
@@ -184,7 +189,8 @@ def serve(seconds: float, memory: int) -> None:
     """Be the pool's child: `seconds` of wall time a document, `memory` bytes of address space in all."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     jobs, answers = msgspec.msgpack.Decoder(Job), msgspec.msgpack.Encoder()
-    source, target = sys.stdin.buffer, sys.stdout.buffer
+    source, target = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a parser prints must not come between the frames
     while len(head := source.read(4)) == 4:
         job = jobs.decode(source.read(int.from_bytes(head, "big")))
         signal.setitimer(signal.ITIMER_REAL, seconds)  # SIGALRM's default action ends the process, wherever it is

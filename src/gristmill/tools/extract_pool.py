@@ -79,7 +79,9 @@ class ExtractPool:
                 await child.stdin.drain()
                 size = int.from_bytes(await child.stdout.readexactly(4), "big")
                 return msgspec.msgpack.decode(await child.stdout.readexactly(size), type=Answer)
-        except (OSError, EOFError, TimeoutError):
+        except (OSError, EOFError) as error:
+            if not isinstance(error, TimeoutError):  # it has ended itself; killing it now would race with the news
+                await child.wait()
             limits = f"{self._seconds:g} seconds and {self._memory >> 20} MiB"
             raise Unreadable(f"It could not be read within {limits}.") from None
 

@@ -78,7 +78,14 @@ async def _once(
     seconds: float,
     limit: int,
 ) -> Any:
-    host = urlsplit(url).netloc.rpartition("@")[2]
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ApiError(f"{url} is not a usable http address.")
+    host = parts.netloc.rpartition("@")[2]
     data = None if body is None else orjson.dumps(body)
     try:
         async with asyncio.timeout(seconds):
@@ -98,8 +105,6 @@ async def _once(
         raise ApiError(f"The answer of {host} cannot be used: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
         raise ApiError(f"{host} cannot be reached: {error or type(error).__name__}.", transient=True) from None
-    except ValueError as error:
-        raise ApiError(f"{url} is not a usable address: {error}.") from None
 
     if not 200 <= answer.status < 300:
         said = _blot(_what_it_says(raw), headers)

@@ -252,9 +252,11 @@ async def test_no_connection_to_a_name_that_resolves_to_a_private_address(serve)
     server = await serve({"/": hello})
     async with guarded_session(False, resolver=Names(trap=[["127.0.0.1"]])) as session:
         assert "127.0.0.1" in await refusal_of(session, f"http://trap.example:{server.port}/")
-    async with guarded_session(True, resolver=Names(trap=[["127.0.0.1"]])) as session:
-        async with session.get(f"http://trap.example:{server.port}/") as answer:
-            assert await answer.text() == "hello"
+    async with (
+        guarded_session(True, resolver=Names(trap=[["127.0.0.1"]])) as session,
+        session.get(f"http://trap.example:{server.port}/") as answer,
+    ):
+        assert await answer.text() == "hello"
 
 
 async def test_no_connection_to_a_literal_address_which_no_resolver_sees(serve) -> None:

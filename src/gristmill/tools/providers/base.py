@@ -24,7 +24,7 @@ from gristmill.tools.json_api import error_text
 from gristmill.tools.text import bounded
 
 DESCRIPTION_LIMIT = 500  # characters
-_TAG = re.compile(r"</?[a-zA-Z][^>]*>")
+_TAG = re.compile(r"</?(?:strong|em|b|i|mark|span|br)(?:\s[^>]*)?/?>", re.IGNORECASE)  # marks of the words found
 
 
 class ProviderError(Exception):

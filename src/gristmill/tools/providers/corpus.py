@@ -51,7 +51,7 @@ class Corpus(Provider):
             return []
         index = await self._open()
         found = await asyncio.to_thread(index.search, " OR ".join(f'"{word}"' for word in words), limit)
-        return [hit(title, SCHEME + quote(path), snippet) for path, title, snippet in found]
+        return [hit(title or path, SCHEME + quote(path), snippet) for path, title, snippet in found]
 
     async def extract(self, url: str) -> Page:
         """A document of the corpus; there is no other page."""
