@@ -25,7 +25,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StoreError: the disk does not take it; the old file stays.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb", buffering=1 << 20) as file:
             yield file
@@ -38,6 +38,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):  # it is gone where all went well
             temporary.unlink()
+
+
+def sweep_temporaries(directory: Path) -> None:
+    """Remove what processes left that were killed while they replaced a file."""
+    for path in directory.glob(".*.tmp"):
+        writer = path.name.split(".")[-2]
+        if writer.isdecimal() and not is_alive(int(writer)):
+            path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """True where a process of this machine has this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def sync_directory(path: Path) -> None:

@@ -26,6 +26,7 @@ from gristmill.run.journal import Landed
 from gristmill.run.layout import Layout
 from gristmill.task import text_digest
 from gristmill.trajectory import Row, decode_row, encode_row
+from gristmill.types import Usage
 
 TEXT_KEY = "text:"  # begins the key of a line that carries none: the digest of its prompt's text follows
 
@@ -37,7 +38,8 @@ _SCHEMA = """
 CREATE TABLE files(batch INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime INTEGER NOT NULL, lines INTEGER NOT NULL);
 CREATE TABLE lines(place INTEGER PRIMARY KEY, length INTEGER NOT NULL, key TEXT NOT NULL, sample INTEGER NOT NULL,
     prompt_index INTEGER NOT NULL, state TEXT NOT NULL, outcome TEXT NOT NULL, rank INTEGER NOT NULL,
-    columns INTEGER NOT NULL, summary BLOB NOT NULL);
+    columns INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, cost REAL NOT NULL,
+    summary BLOB NOT NULL);
 CREATE TABLE damage(batch INTEGER NOT NULL, line INTEGER NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE columns(id INTEGER PRIMARY KEY, tools TEXT NOT NULL UNIQUE);
 """
@@ -88,6 +90,7 @@ class Index:
         """Open the index and bring it up to date. Raises `StoreError` where the batch files cannot be read."""
         self._layout = layout
         self._columns: dict[tuple[str, ...], int] = {}
+        self._counting: tuple[int, int] | None = None
         try:
             self._database = self._open(str(layout.index))
             self.refresh()
@@ -212,12 +215,22 @@ class Index:
             self._set_file(batch, size, self._layout.batch(batch).stat().st_mtime_ns, lines + len(new))
         self._insert(entries)
 
+    def torn(self) -> list[int]:
+        """Batch files that hold more than complete lines."""
+        known = self._known()
+        return [batch for batch, size in self._layout.batch_sizes().items() if size > known.get(batch, (0,))[0]]
+
     def accept(self, batch: int) -> None:
         """Take a batch file as it is where only its time differs: its torn tail, which is not indexed, was cut."""
         status = self._layout.batch(batch).stat()
         self._database.execute(
             "UPDATE files SET mtime=? WHERE batch=? AND size=?", (status.st_mtime_ns, batch, status.st_size)
         )
+
+    def rename(self, slots: Iterable[tuple[str, int, str]]) -> None:
+        """Give lines of a key and sample another key: a session of that key now replaces them."""
+        with self._writing() as database:
+            database.executemany("UPDATE lines SET key=?3 WHERE key=?1 AND sample=?2", slots)
 
     def _file(self, batch: int) -> tuple[int, int, int]:
         row = self._database.execute("SELECT size, mtime, lines FROM files WHERE batch=?", (batch,)).fetchone()
@@ -227,12 +240,13 @@ class Index:
         self._database.execute("INSERT OR REPLACE INTO files VALUES(?, ?, ?, ?)", (batch, size, mtime, lines))
 
     def _insert(self, entries: Iterable[tuple[Any, ...]]) -> None:
-        self._database.executemany("INSERT INTO lines VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", entries)
+        self._database.executemany("INSERT INTO lines VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", entries)
 
     def _entry(self, batch: int, offset: int, line: bytes) -> tuple[Any, ...]:
         """The values of one line. Raises `ValueError` where it is no outcome."""
         summary = summarize(line)
         place = batch << _OFFSET_BITS | offset
+        usage = summary.usage or Usage()
         return (
             place,
             len(line),
@@ -243,6 +257,9 @@ class Index:
             summary.discarded or summary.outcome,
             place if summary.state == "failed" else place | _SETTLED,
             self._columns_of(line) if summary.state == "kept" else 0,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.cost_usd,
             _PACK.encode(summary),
         )
 
@@ -277,12 +294,7 @@ class Index:
 
     def lines(self) -> Iterator[Indexed]:
         """All lines, by number of their batch file and then in file order."""
-        self._database.execute("DROP TABLE IF EXISTS temp.counting")
-        self._database.execute(
-            "CREATE TEMP TABLE counting AS SELECT MAX(rank) & ? AS place FROM lines GROUP BY key, sample",
-            (_SETTLED - 1,),
-        )
-        self._database.execute("CREATE UNIQUE INDEX temp.counting_place ON counting(place)")
+        self._mark_counting()
         rows = self._database.execute(
             "SELECT l.place, l.length, l.columns, c.place IS NOT NULL, l.summary"
             " FROM lines l LEFT JOIN counting c ON c.place = l.place ORDER BY l.place"
@@ -290,6 +302,33 @@ class Index:
         for place, length, columns, counts, summary in rows:
             batch, offset = divmod(place, 1 << _OFFSET_BITS)
             yield Indexed(batch, offset, length, columns, bool(counts), _UNPACK.decode(summary))
+
+    def _mark_counting(self) -> None:
+        """Fill a table of this connection with the places of the lines that count, unless it is up to date."""
+        if self._counting == self._state():
+            return
+        self._database.execute("DROP TABLE IF EXISTS temp.counting")
+        self._database.execute(
+            "CREATE TEMP TABLE counting AS SELECT MAX(rank) & ? AS place FROM lines GROUP BY key, sample",
+            (_SETTLED - 1,),
+        )
+        self._database.execute("CREATE UNIQUE INDEX temp.counting_place ON counting(place)")
+        self._counting = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        """Changes with every change of the database, by this connection or another one."""
+        return self._database.execute("PRAGMA data_version").fetchone()[0], self._database.total_changes
+
+    def spent(self) -> Usage:
+        """Tokens and money of all sessions, those that came to nothing included."""
+        prompt, completion, cost = self._database.execute(
+            "SELECT TOTAL(prompt_tokens), TOTAL(completion_tokens), TOTAL(cost) FROM lines"
+        ).fetchone()
+        return Usage(prompt_tokens=int(prompt), completion_tokens=int(completion), cost_usd=cost)
+
+    def settled(self) -> bool:
+        """True where any line settles its prompt."""
+        return self._database.execute("SELECT 1 FROM lines WHERE state != 'failed' LIMIT 1").fetchone() is not None
 
     def damage(self) -> list[Damage]:
         """Lines that are no outcome."""

@@ -14,7 +14,7 @@
 ├── report.html               the same to look at
 └── .lock                     held by the process that owns the directory; says its pid
 ```
-N counts from 0, T is a time. A file that is being replaced is written as `.<name>.tmp` first.
+N counts from 0, T is a time. A file that is being replaced is written as `.<name>.<pid>.tmp` first.
 """
 
 from __future__ import annotations
