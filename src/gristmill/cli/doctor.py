@@ -50,8 +50,12 @@ def examine(output_dir: str) -> Iterator[Finding]:
             group="models", name=host, ok=found or None, detail="key is set" if found else f"no key: set {variable}"
         )
     settings = tool_settings()
-    for name in dict.fromkeys((*plugins.names("toolsets"), *TOOL_TO_TOOLSET_MAP.values())):
+    there = plugins.names("toolsets")
+    for name in there:
         yield _finding("toolsets", name, _toolset_problem(name, settings))
+    for name in dict.fromkeys(TOOL_TO_TOOLSET_MAP.values()):
+        if name not in there:
+            yield Finding(group="toolsets", name=name, ok=None, detail="not in this version")
 
 
 def doctor(output_dir: str, as_json: bool) -> int:

@@ -18,11 +18,11 @@ def short(number: int) -> str:
 
 
 def money(dollars: float, known: bool) -> str:
-    """Dollars, with what is not known said: `$0.12`, `≥ $0.12`, `cost unknown`."""
+    """Dollars, with what is not known said: `$0.12`, `≥ $0.12`, `unknown`."""
     amount = f"${dollars:.4f}" if 0 < dollars < 1 else f"${dollars:.2f}"
     if known:
         return amount
-    return f"≥ {amount}" if dollars else "cost unknown"
+    return f"≥ {amount}" if dollars else "unknown"
 
 
 def clock_time(seconds: float) -> str:

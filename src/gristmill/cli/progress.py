@@ -10,6 +10,7 @@ from gristmill.cli.console import Screen
 from gristmill.cli.figures import clock_time, cut, money, short
 from gristmill.cli.summary import closing_lines, closing_sentence
 from gristmill.config import RunConfig
+from gristmill.quality.filters import FILTERS
 
 _EVERY = 30.0  # seconds between two lines of figures where there is no live display
 
@@ -38,7 +39,7 @@ class Tally:
             takes = f" (endpoint takes {self.limit})" if 0 < self.limit < self.in_flight else ""
             parts.append(f"{self.in_flight} in flight{takes}")
         parts.append(f"{short(self.tokens)} tokens")
-        parts.append(money(self.cost, self.cost_known))
+        parts.append(f"cost {money(self.cost, self.cost_known)}")
         left = self.total - self.before - self.ended
         if self.ended and left > 0:
             parts.append(f"ETA {clock_time(60 * left / rate)}")
@@ -173,5 +174,5 @@ def session_line(event: events.SessionEnded, samples: int, width: int) -> str:
 
 def filtered_line(event: events.Filtered) -> str:
     """The line of a row that a merge filter left out."""
-    what = "corrupted entry" if event.filter == "unknown_tool" else f"entry by {event.filter}"
-    return f"⚠️  Filtering {what} (batch {event.batch}): {event.reason}"
+    known = FILTERS.get(event.filter)
+    return f"⚠️  Filtering {known.drops if known else 'entry'} (batch {event.batch}): {event.reason}"

@@ -19,7 +19,6 @@ from gristmill.config import (
     tool_settings,
 )
 from gristmill.errors import SetupError, UsageError
-from gristmill.types import Outcome
 
 _CLAUDE = re.compile(r"claude-(?:[a-z]+-)?([0-9]+)(?:[.-]([0-9]{1,2})(?![0-9]))?")
 _PREFILL_ROLES = ("system", "user", "assistant")
@@ -97,6 +96,11 @@ def read_prefill(path: str) -> tuple[dict[str, str], ...]:
         raise SetupError(f"{flag} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise UsageError(f"{flag} is not JSON: {error}.") from None
+    return check_prefill(data, flag)
+
+
+def check_prefill(data: Any, flag: str) -> tuple[dict[str, str], ...]:
+    """Prefill messages as settings hold them; `flag` says where they come from. Raises `UsageError`."""
     rule = 'It holds a JSON array of {"role": "user", "content": "text"}.'
     if not isinstance(data, list):
         raise UsageError(f"{flag} is not an array.", rule)
@@ -118,6 +122,3 @@ def _check_combinations(given: Mapping[str, Any]) -> None:
     for name in ("retry", "allow_changes"):
         if given.get(name) and not given.get("resume"):
             raise UsageError(f"--{name} needs --resume.", "Without it nothing has run yet.")
-    for outcome in given.get("retry", ()):
-        if outcome not in set(Outcome):
-            raise UsageError(f"--retry {outcome!r} is no outcome.", f"Known are {', '.join(Outcome)}.")

@@ -9,7 +9,8 @@ from gristmill import events
 from gristmill.cli.figures import clock_time, cut, money, short
 from gristmill.cli.progress import Narrator
 from gristmill.config import RunConfig
-from gristmill.stats import Facts, Fold, RowSummary
+from gristmill.row_summary import RowSummary
+from gristmill.stats import Facts, Fold
 from gristmill.types import ErrorInfo, Usage
 
 
@@ -194,9 +195,11 @@ def test_the_figures_of_a_terminal() -> None:
     clock.now += 30
     tell(ended(0, prompt_tokens=1500, completion_tokens=500, cost_usd=0.5))
     tell(events.Progress(in_flight=8, limit=3))
-    assert screen.bottom == ("1/4 prompts · 2.0/min · 8 in flight (endpoint takes 3) · 2K tokens · $0.5000 · ETA 1:30")
+    assert screen.bottom == (
+        "1/4 prompts · 2.0/min · 8 in flight (endpoint takes 3) · 2K tokens · cost $0.5000 · ETA 1:30"
+    )
     tell(ended(1, cost_known=False))
-    assert "≥ $0.5000" in screen.bottom
+    assert "cost ≥ $0.5000" in screen.bottom
 
 
 def test_a_pipe_gets_the_figures_as_a_line_now_and_then() -> None:
@@ -265,6 +268,6 @@ def test_counts(number: int, text: str) -> None:
 
 def test_money_times_and_long_texts() -> None:
     assert (money(0, True), money(0.00123, True), money(12.345, True)) == ("$0.00", "$0.0012", "$12.35")
-    assert (money(0, False), money(1, False)) == ("cost unknown", "≥ $1.00")
+    assert (money(0, False), money(1, False)) == ("unknown", "≥ $1.00")
     assert (clock_time(59.6), clock_time(3661)) == ("1:00", "1:01:01")
     assert (cut("a\n b", 10), cut("abcdef", 3), cut("abc", 3), cut("abc", 0)) == ("a b", "ab…", "abc", "abc")
