@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gristmill import events, plugins
-from gristmill.config import ModelConfig, RunConfig, without_credentials
+from gristmill.config import ModelConfig, RunConfig
 from gristmill.dataset import read_tasks
 from gristmill.distribution import find_distribution, load_distributions, sample, session_rng
 from gristmill.distribution_rules import TOOL_PREFIX, Distribution
@@ -72,7 +72,7 @@ async def check(config: RunConfig) -> Plan:
     Raises `UsageError` or `SetupError` with the mend; nothing has been started or written then.
     """
     config.validate()
-    parse_filters(",".join(config.filters) or "none")
+    parse_filters(config.filters)
     dataset = read_tasks(config.dataset_file, prompt_field=config.prompt_field, max_samples=config.max_samples)
     known = plugins.names("toolsets")
     distribution = find_distribution(load_distributions(config.distributions_file, toolsets=known), config.distribution)
@@ -133,7 +133,7 @@ def find_toolsets(
             f"Toolsets of this run cannot work here. {reasons}",
             "Mend that, choose another --distribution, or give --skip_unavailable_toolsets.",
         )
-    if not offered:
+    if missing and not offered:
         raise SetupError(f"None of the toolsets of {distribution.name} can work here.", "See `gristmill doctor`.")
     return offered, missing
 
@@ -156,6 +156,7 @@ async def make_runner(config: RunConfig, listen: events.Listener, *, in_process:
         known_tools=plan.known_tools,
         resume=config.resume,
         allow_changes=config.allow_changes,
+        filters=[active for active in parse_filters(config.filters) if active.filter.when == "merge"],
     )
     try:
         return _assemble(plan, store, listen, in_process=in_process)
@@ -169,27 +170,7 @@ def _assemble(plan: Plan, store: RunStore, listen: events.Listener, *, in_proces
     found = store.owed(dataset.tasks, config.samples_per_prompt, config.retry)
     specs = plan_sessions(plan, found.owed, seed=store.seed, first_batch=store.next_batch)
     batches = len({spec.batch for spec in specs})
-    planned = events.RunPlanned(
-        dataset=config.dataset_file,
-        rows=dataset.rows,
-        refused=len(dataset.refused),
-        refusals=tuple(f"line {row.line}: {row.reason}" for row in dataset.refused),
-        sessions=len(dataset.tasks) * config.samples_per_prompt,
-        samples=config.samples_per_prompt,
-        batch_size=config.batch_size,
-        batches=batches,
-        run_name=config.run_name,
-        distribution=plan.distribution.name,
-        output_dir=str(store.layout.root),
-        workers=config.num_workers,
-        concurrency=config.sessions_in_flight,
-        seed=store.seed,
-        model=config.model.name,
-        endpoint="embedded" if config.model.local else without_credentials(config.model.base_url),
-        sandbox=config.sandbox.kind,
-        filters=config.filters,
-        max_turns=config.max_turns,
-    )
+    planned = events.RunPlanned.of(config, dataset, batches=batches, seed=store.seed, directory=str(store.layout.root))
     resumed = None
     if config.resume:
         resumed = events.Resumed(
@@ -201,7 +182,15 @@ def _assemble(plan: Plan, store: RunStore, listen: events.Listener, *, in_proces
         )
     parts = _Parts(plan, store, listen, in_process=in_process)
     return Runner(
-        config, planned, store, specs, parts.start, listen, resumed=resumed, warnings=plan.warnings, release=parts.stop
+        config,
+        planned,
+        store,
+        specs,
+        parts.start,
+        listen,
+        resumed=resumed,
+        warnings=(*plan.warnings, *store.notes),
+        release=parts.stop,
     )
 
 
@@ -212,11 +201,12 @@ def plan_sessions(plan: Plan, owed: list[Owed], *, seed: int, first_batch: int) 
     for item in owed:
         task = item.task
         if task.toolsets is not None:
-            names, probability = task.toolsets, 1.0
+            names, probability = tuple(name for name in task.toolsets if name not in plan.missing), 1.0
         else:
             draw = sample(plan.distribution, session_rng(seed, task.key, item.sample))
-            names, probability = draw.names, draw.probability
-        names = tuple(name for name in names if name not in plan.missing) or tuple(plan.offered)[:1]
+            # A draw of which nothing works here gets the first toolset that does: no draw leaves a session without.
+            works = tuple(name for name in draw.names if name not in plan.missing)
+            names, probability = works or tuple(plan.offered)[:1], draw.probability
         specs.append(
             SessionSpec(
                 task=task,
@@ -320,11 +310,7 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
             prefill=tuple(msgspec.convert(message, Message) for message in config.prefill_messages),
         ),
         shape=row_shape(begin),
-        filters=tuple(
-            active.filter
-            for active in parse_filters(",".join(config.filters) or "none")
-            if active.filter.when == "session"
-        ),
+        filters=tuple(active for active in parse_filters(config.filters) if active.filter.when == "session"),
         run_id=begin.run_id,
         tool_settings=config.tool_settings,
         allow_private_urls=config.allow_private_urls,

@@ -86,6 +86,12 @@ class Runner:
         Raises:
             StoreError: the run directory can no longer be written; what was written is intact.
         """
+        try:
+            return await self._run()
+        finally:
+            self._store.close()
+
+    async def _run(self) -> events.RunReport:
         begun = time.monotonic()
         self._listen(self._planned)
         for text in self._warnings:
@@ -185,7 +191,9 @@ class Runner:
             self._listen(events.Progress(in_flight=executor.in_flight, limit=executor.limit))
 
     async def _finish(self, seconds: float) -> events.RunReport:
-        report = await asyncio.to_thread(self._store.finalize, self._listen, seconds)
+        report = await asyncio.to_thread(
+            self._store.finalize, self._listen, seconds, self._stop_reason or str(self._error or "finished")
+        )
         statistics: dict[str, Any] = report.statistics
         counts = statistics["reconcile"]
         self._listen(

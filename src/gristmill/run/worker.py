@@ -13,7 +13,7 @@ from typing import Any
 
 from gristmill.config import SandboxConfig
 from gristmill.model.base import Model, Reply, Request
-from gristmill.quality.base import Filter
+from gristmill.quality.base import ActiveFilter
 from gristmill.sandbox.base import Sandbox, SandboxProvider, SandboxSpec
 from gristmill.sandbox.lazy import LazySandbox
 from gristmill.session.loop import Gate, Session, SessionRecord, SessionSettings
@@ -38,7 +38,7 @@ class Kit:
     toolsets: Mapping[str, Toolset]
     settings: SessionSettings
     shape: RowShape
-    filters: tuple[Filter, ...]
+    filters: tuple[ActiveFilter, ...]
     run_id: str
     tool_settings: Mapping[str, str] = field(default_factory=dict)
     allow_private_urls: bool = False

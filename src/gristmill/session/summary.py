@@ -10,7 +10,7 @@ import msgspec
 import zstandard
 
 from gristmill.conversation import to_conversation
-from gristmill.quality.base import Filter, FilterContext
+from gristmill.quality.base import ActiveFilter
 from gristmill.session.loop import SessionRecord, row_system
 from gristmill.session.spec import Finished, SessionSpec, State
 from gristmill.trajectory import (
@@ -43,7 +43,7 @@ class RowShape:
     compressor: zstandard.ZstdCompressor = field(default_factory=lambda: zstandard.ZstdCompressor(level=3))
 
 
-def finish(record: SessionRecord, shape: RowShape, filters: tuple[Filter, ...]) -> Finished:
+def finish(record: SessionRecord, shape: RowShape, filters: tuple[ActiveFilter, ...]) -> Finished:
     """Encode an ended session; `filters` are those that discard a session as it ends."""
     spec = record.spec
     reason = ""
@@ -186,15 +186,15 @@ def _timing(result: Any) -> dict[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(result).items() if name not in ("text", "arguments")}
 
 
-def _discarded(row: Row, shape: RowShape, filters: tuple[Filter, ...]) -> tuple[str, str]:
+def _discarded(row: Row, shape: RowShape, filters: tuple[ActiveFilter, ...]) -> tuple[str, str]:
     """The name and reason of the first filter that discards the session, empty where none does."""
     if not filters:
         return "", ""
     plain = msgspec.to_builtins(row)
-    context = FilterContext(known_tools=frozenset(shape.known_tools))
-    for rule in filters:
-        if reason := rule.judge(plain, context):
-            return rule.name, reason
+    known = frozenset(shape.known_tools)
+    for active in filters:
+        if reason := active.filter.judge(plain, active.context(known)):
+            return active.name, reason
     return "", ""
 
 
