@@ -78,7 +78,8 @@ def extract(job: Job) -> Page:
         raise Unreadable(f"It is {kind}, not text.{hint}")
     content = page.content.replace("\x00", "").strip()
     if not content:
-        raise Unreadable("It has no readable text.")
+        hint = " A page that needs JavaScript wants the browser." if kind == "html" else ""
+        raise Unreadable(f"It has no readable text.{hint}")
     return Page(" ".join(page.title.split())[:500], content[:LONGEST_TEXT])
 
 
@@ -138,10 +139,12 @@ def _codecs(name: str) -> tuple[str, ...]:
 
 def _html(text: str, job: Job) -> Page:
     import trafilatura
+    from lxml import etree, html
 
-    tree = trafilatura.load_html(_XML_DECLARATION.sub("", text))
-    if tree is None:
-        return Page("", text if job.plain else "")
+    try:
+        tree = html.document_fromstring(_XML_DECLARATION.sub("", text).replace("\x00", ""))
+    except etree.ParserError:  # nothing in it
+        return Page("", "")
     title = tree.findtext(".//title") or ""
     if job.plain:
         for element in tree.xpath(_FURNITURE):

@@ -75,6 +75,8 @@ async def open_index(directory: Path, cache: Path, pages: ExtractPool, limit: in
     Raises `OSError` and `sqlite3.Error` where the folder cannot be read or the cache not be written.
     """
     documents = await asyncio.to_thread(_documents, directory, limit)
+    if not documents:
+        raise FileNotFoundError(f"there are no documents ({', '.join(TYPES)}) in {directory}")
     content = hashlib.sha256(repr((FORMAT, documents)).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     folder = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
     file = cache / f"{folder}-{content}.sqlite"

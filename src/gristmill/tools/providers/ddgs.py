@@ -26,7 +26,10 @@ class Ddgs(Provider):
         return "Keyless search needs the package ddgs: pip install 'gristmill[web]'."
 
     async def search(self, query: str, limit: int) -> list[Hit]:
-        """Ask engines until there are enough hits; a search that finds nothing anywhere has no hits."""
+        """Ask engines until there are enough hits.
+
+        No hits at all are an error: engines that refuse to answer cannot be told from engines that find nothing.
+        """
         # A thread of its own, since it may wait long: the loop's few are needed for resolving names.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ddgs")
         try:
@@ -45,7 +48,7 @@ def _search(query: str, limit: int) -> list[Hit]:
     try:
         found = DDGS(timeout=ENGINE_SECONDS).text(query, max_results=limit)
     except DDGSException as error:
-        if str(error) == "No results found.":  # what it says where every engine answered, and none found anything
-            return []
+        if str(error) == "No results found.":
+            raise ProviderError("No results: the search engines found nothing, or refused to answer.") from None
         raise ProviderError(f"The search engines failed: {' '.join(str(error).split())[:300]}.") from None
     return [hit(row.get("title"), row["href"], row.get("body")) for row in found if row.get("href")][:limit]
