@@ -5,7 +5,6 @@ Bytes that are not UTF-8 pass through unchanged.
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 import shlex
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ async def run_patch(context: ToolContext, arguments: dict[str, Any]) -> dict[str
             if "patch" not in arguments:
                 raise PatchError("mode=patch needs the argument 'patch'.")
             changes = parse_patch(arguments["patch"])
-            edits = await asyncio.gather(*(_planned(context, change) for change in changes))
+            edits = [await _planned(context, change) for change in changes]
         else:
             edits = [await _replaced(context, arguments)]
         await _commit(context, edits)

@@ -13,8 +13,8 @@ async def remember(text: str, sandbox: Sandbox, tags: list[str] = []) -> dict[st
 
 A parameter annotated `ToolContext` or `Sandbox` gets the session's and is not shown to the model. Types are those that
 msgspec can convert: scalars, lists, dicts, unions, `Literal`, enums, dataclasses, typed dicts, structs; a text in
-`Annotated[int, "how many"]` describes a parameter. A function that is not async runs in a thread, which goes on to its end
-even where the session is cancelled.
+`Annotated[int, "how many"]` describes a parameter. A function that is not async runs in a thread, which goes on to its
+end even where the session is cancelled.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def tool(
         description: for the model; default is the docstring's text before its `Args:`.
         parallel: True lets calls of one turn overlap; else those of one toolset run in order.
 
-    What the function returns is the result: a dict or a text as it is, anything else as `{"result": …}`; an exception is
-    an error that the model reads. Raises `UsageError` for a function whose parameters cannot be described.
+    What the function returns is the result: a dict or a text as it is, anything else as `{"result": …}`. Its exception
+    is an error that the model reads. Raises `UsageError` for a function whose parameters cannot be described.
     """
 
     def make(function: Callable[..., Any]) -> Tool:

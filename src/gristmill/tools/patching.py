@@ -258,8 +258,14 @@ def apply_hunks(content: str, hunks: Sequence[Hunk]) -> str:
 
 def _place(lines: list[str], hunk: Hunk, position: int, number: int) -> tuple[int, int]:
     """The lines that a hunk replaces: from its start up to, not including, its end."""
-    for anchor in hunk.anchors:
-        position = _after_anchor(lines, anchor, position, number)
+    for depth, anchor in enumerate(hunk.anchors):
+        below = _after_anchor(lines, anchor, position)
+        if below < 0 and depth == 0:
+            below = _after_anchor(lines, anchor, 0)  # hunks out of order
+        if below < 0:
+            near = _nearest("\n".join(lines), anchor)
+            raise PatchError(f"Hunk {number}: there is no line {bounded(anchor, 80)!r}. {near}")
+        position = below
     old = [text for sign, text in hunk.lines if sign != "+"]
     found = _matches(lines, old, position)
     while not found and old and hunk.lines[-1] == (" ", ""):
@@ -293,14 +299,9 @@ def _where(hunk: Hunk) -> str:
     return f" below the line {bounded(hunk.anchors[-1], 80)!r}" if hunk.anchors else ""
 
 
-def _after_anchor(lines: list[str], anchor: str, position: int, number: int) -> int:
-    for strip in (False, True):
-        for index in range(position, len(lines)):
-            if (lines[index].strip() if strip else lines[index]) == (anchor.strip() if strip else anchor):
-                return index + 1
-    raise PatchError(
-        f"Hunk {number}: there is no line {bounded(anchor, 80)!r}. {_nearest(chr(10).join(lines), anchor)}"
-    )
+def _after_anchor(lines: list[str], anchor: str, position: int) -> int:
+    """The index below the first line from `position` on that is the anchor, or -1."""
+    return next((at + 1 for at in range(position, len(lines)) if lines[at].strip() == anchor), -1)
 
 
 def _matches(lines: list[str], old: list[str], position: int) -> list[int]:

@@ -46,7 +46,7 @@ def because(error: OSError, path: str) -> str:
         case IsADirectoryError():
             return f"{path} is a folder; list it with search_files (target=files) or in the terminal."
         case PermissionError():
-            return f"Permission denied: {path}."
+            return f"{error.strerror or 'Permission denied'}: {path}."  # or "Not a regular file"
         case TimeoutError():
             return f"{path} took longer than {FILE_SECONDS:g} s; it may be a pipe or a device."
         case FileNotFoundError() | NotADirectoryError():

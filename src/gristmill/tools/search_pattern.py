@@ -15,7 +15,9 @@ _CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|[xu]\{([0-9A-Fa-f]{1,6}
 _FLAGS = re.compile(r"\(\?i\)")
 _NAMED = re.compile(r"\(\?P?<[A-Za-z_]\w*>")
 _POSIX_CLASS = re.compile(r"\[:\^?[a-z]+:\]")
-_CONTROLS = {"t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
+_UNICODE_CLASS = re.compile(r"\\[pP](\{[^}]*\}|[A-Z])")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _SHORT = {"d": "0-9", "w": "[:alnum:]_", "s": "[:space:]"}
 _RUST_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")
 _POSIX_SPECIAL = frozenset("\\.+*?()|[]{}^$")
@@ -121,22 +123,27 @@ class _Reader:
             self._put("\\" + character, "^" if character == "A" else "$", 2)
         elif character in _CONTROLS:
             self._literal(_CONTROLS[character], 2)
-        elif character in "pP":
-            self._put("\\" + character, None, 2)
+        elif unicode_class := _UNICODE_CLASS.match(self.text, self.at):
+            self._put(unicode_class[0], None, len(unicode_class[0]))
         elif character.isalnum() and character.isascii():
             raise ValueError(f"\\{character} has no meaning in patterns.")
         else:
             self._literal(character, 2)
 
     def _class(self) -> None:
-        """One bracket expression; ripgrep gets it as it is."""
+        """One bracket expression; ripgrep gets it as it is but for line breaks."""
         start = self.at
         end = _class_end(self.text, start)
+        # No searched line holds a line break, and ripgrep takes none.
+        inner = _ESCAPE.sub(lambda match: "" if match[0] == "\\n" else match[0], self.text[start + 1 : end])
+        length = end + 1 - start
+        if inner in ("", "^"):
+            return self._put(".", ".", length) if inner else self._literal("\n", length)
         try:
-            posix: str | None = _posix_class(self.text[start + 1 : end])
+            posix: str | None = _posix_class(inner)
         except _OnlyRust:
             posix = None
-        self._put(self.text[start : end + 1], posix, end + 1 - start)
+        return self._put(f"[{inner}]", posix, length)
 
 
 def read_pattern(text: str) -> Pattern:
@@ -209,7 +216,7 @@ def _member(inner: str, at: int) -> tuple[str, int]:
         return inner[at], at + 1
     code = _CODE.match(inner, at + 1)
     if code:
-        return _character(code), at + 1 + len(code[0])
+        return _character(code).replace("\0", "\1"), at + 1 + len(code[0])  # no searched line holds NUL
     character = inner[at + 1]
     if character in _SHORT:
         return _SHORT[character], at + 2

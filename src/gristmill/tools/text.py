@@ -15,7 +15,8 @@ import orjson
 
 HEAD_SHARE = 0.4
 CLUSTER_LIMIT = 32  # characters; a longer chain of joined characters may be cut between two of them
-DEPTH_LIMIT = 60  # nesting of a result that orjson refuses; what lies deeper is shown by str()
+FLAG_LIMIT = 2_000  # letters of flags in a row that are counted to find the pairs
+DEPTH_LIMIT = 60  # nesting shown of a result that orjson refuses
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _JOINER = "\u200d"
@@ -47,12 +48,20 @@ def _plain(value: Any, depth: int) -> Any:
         return value if -(2**63) <= value < 2**63 else f"{value:#x}" if value.bit_length() > 10_000 else str(value)
     if isinstance(value, str):
         return valid_text(value)
-    if depth < DEPTH_LIMIT:
+    if isinstance(value, (dict, list, tuple)):
+        if depth == DEPTH_LIMIT:
+            return f"<{type(value).__name__}, nested too deeply to show>"
         if isinstance(value, dict):
-            return {valid_text(str(key)): _plain(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [_plain(item, depth + 1) for item in value]
-    return valid_text(bounded(str(value), 1000))
+            return {_said(key): _plain(item, depth + 1) for key, item in value.items()}
+        return [_plain(item, depth + 1) for item in value]
+    return _said(value)
+
+
+def _said(value: Any) -> str:
+    try:
+        return valid_text(bounded(str(value), 10_000))
+    except Exception:  # noqa: BLE001 - an object of other people's code that cannot even be shown
+        return f"<{type(value).__name__}>"
 
 
 def decode(data: bytes) -> tuple[str, bool]:
@@ -162,7 +171,7 @@ def _joined(text: str, place: int) -> bool:
         return before == _JOINER or (before == "\r" and after == "\n")
     if _is_flag_half(before) and _is_flag_half(after):
         run = 0
-        while run < CLUSTER_LIMIT and run < place and _is_flag_half(text[place - 1 - run]):
+        while run < min(place, FLAG_LIMIT) and _is_flag_half(text[place - 1 - run]):
             run += 1
         return run % 2 == 1
     return before == _JOINER or _extends(after)
