@@ -98,7 +98,7 @@ def picture_url(data: bytes) -> str:
 def _encode(pixels: Any, kind: str) -> bytes:
     pixels.info.clear()  # what a picture says of itself (EXIF, comments, profiles) would be written with it
     out = io.BytesIO()
-    pixels.save(out, kind, **({"quality": 88} if kind == "JPEG" else {}))
+    pixels.save(out, kind, **({"quality": 88} if kind == "JPEG" else {"compress_level": 4}))
     return out.getvalue()
 
 
