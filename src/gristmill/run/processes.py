@@ -25,6 +25,7 @@ from gristmill.session.spec import Finished, SessionSpec
 from gristmill.types import Outcome
 
 MAX_DEATHS = 3  # times that a session may lose its worker
+MAX_FAILED_STARTS = 3  # workers in a row that ended before they were ready
 BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 60.0  # without a frame a worker is taken for dead
 STOP_SECONDS = 30.0  # the longest that a worker may take to end
@@ -93,6 +94,7 @@ class ProcessExecutor:
         self._results: asyncio.Queue[Finished | GristmillError | None] = asyncio.Queue()
         self._again: deque[_Lease] = deque()
         self._held = False
+        self._failed_starts = 0
         self._stopping: Outcome | None = None
         self._closed = False
 
@@ -200,6 +202,7 @@ class ProcessExecutor:
                     worker.limit = limit
                 case frames.Ready():
                     worker.ready = True
+                    self._failed_starts = 0
                 case frames.Broken(message=message, mend=mend):
                     self._results.put_nowait(SetupError(message, mend))
         await self._worker_died(worker)
@@ -233,11 +236,14 @@ class ProcessExecutor:
         for _ in range(worker.reserved):
             await self._budget.settle(None)
         if not worker.ready and not self._closed:
-            self._results.put_nowait(
-                SetupError(f"A worker process could not start (exit status {status}).", _last_words(worker.errors))
-            )
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                self._results.put_nowait(
+                    SetupError(f"Worker processes do not start (exit status {status}).", _last_words(worker.errors))
+                )
         for lease in worker.leases.values():
-            lease.deaths += 1
+            # A worker that was never ready did not run it.
+            lease.deaths += worker.ready
             if self._stopping is not None or self._closed:
                 continue  # owed, and found so on resume
             if lease.deaths < MAX_DEATHS:

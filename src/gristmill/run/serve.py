@@ -63,8 +63,10 @@ class RemoteGate:
 
 async def serve(fd: int, make_kit: Callable[[frames.Begin, RemoteGate], Kit]) -> None:
     """The worker process: take leases from the socket `fd` until it says `Finish` or closes."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)  # the runner decides; without it the socket closes
+    # The runner decides when to end; if it is gone, the socket closes. A handler and not SIG_IGN, which the commands
+    # of the sandboxes would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: None)
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd), limit=1 << 20)
 
     def send(frame: frames.Frame) -> None:
