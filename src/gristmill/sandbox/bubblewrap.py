@@ -85,7 +85,7 @@ class BubblewrapSandboxes(ShellSandboxes):
         etc.mkdir()
         system.copy_etc(etc, user=USER, uid=UID, host=HOST)
         mine = [*self._hidden, self._place.path]
-        return [*_namespaces(), *system.binds(), *system.hidden(mine), "--ro-bind", str(etc), "/etc"]
+        return [*_namespaces(), *_machine(), *system.hidden(mine), "--ro-bind", str(etc), "/etc"]
 
 
 def _find() -> str:
@@ -101,9 +101,13 @@ def _namespaces() -> list[str]:
     ]
 
 
+def _machine() -> list[str]:
+    return [*system.binds(), "--proc", "/proc", *system.kernel_switches()]
+
+
 def _private(memory: int) -> list[str]:
     return [
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run"),
+        *("--dev", "/dev", "--tmpfs", "/run"),
         *("--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
         *("--perms", "1777", "--size", str(memory), "--tmpfs", "/tmp"),
         *("--size", str(memory), "--tmpfs", "/home", "--dir", HOME),
@@ -122,7 +126,7 @@ def _problem() -> str:
         return f"{program} is too old ({said or 'it does not say its version'}); 0.8 is needed. {INSTALL}"
     argv = [
         *_namespaces(),
-        *system.binds(),
+        *_machine(),
         *_private(MEMORY_BYTES),
         "--remount-ro",
         "/",

@@ -39,6 +39,33 @@ def binds() -> list[str]:
     return options
 
 
+def kernel_switches() -> list[str]:
+    """bubblewrap options that make read-only what of /proc could change the whole machine.
+
+    Only for root: /proc lets the owner write, and the owner it still is, whatever its number and powers are inside.
+    """
+    if os.geteuid():
+        return []
+    options: list[str] = []
+    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
+        if entry.name.isdigit() or entry.is_symlink():
+            continue
+        if _writable(entry):
+            options += ["--ro-bind-try", entry.path, entry.path]
+    return options
+
+
+def _writable(entry: os.DirEntry[str]) -> bool:
+    """Whether its owner may write it, or something below it."""
+    try:
+        if not entry.is_dir(follow_symlinks=False):
+            return bool(entry.stat(follow_symlinks=False).st_mode & 0o222)
+        with os.scandir(entry.path) as below:
+            return any(_writable(one) for one in below)
+    except OSError:
+        return True  # what cannot be looked at cannot be judged harmless
+
+
 def hidden(more: Iterable[Path] = ()) -> list[str]:
     """bubblewrap options that put an empty directory over what lies below a bound one and is not the system's.
 
