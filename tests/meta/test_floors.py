@@ -69,6 +69,9 @@ def test_no_cycles() -> None:
 # Imports inside functions: each module that has one, with its reason.
 INSIDE = {
     "plugins": "parts are imported when they are asked for",
+    "tools.extract": "the extra `web`, in the child that reads documents",
+    "tools.providers.ddgs": "the extra `web`",
+    "tools.vision": "the extra `vision`",
 }
 
 

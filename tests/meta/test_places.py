@@ -14,6 +14,7 @@ ENVIRONMENT = {"config": "the one reader"}
 SPAWNING = {
     "sandbox.process": "the one spawner of sandboxes",
     "run.processes": "worker processes",
+    "tools.extract_pool": "readers of documents, which hostile ones may end",
     "model.embedded": "the server of the embedded model",
 }
 PRINTING = {"testing.endpoint": "a program of its own, which prints its address"}
