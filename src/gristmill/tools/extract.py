@@ -147,7 +147,7 @@ def _html(text: str, job: Job) -> Page:
         return Page("", "")
     title = tree.findtext(".//title") or ""
     if job.plain:
-        for element in tree.xpath(_FURNITURE):
+        for element in tree.xpath(f"{_FURNITURE}|{_HEADING_ANCHORS}"):
             element.drop_tree()
         return Page(title, trafilatura.html2txt(tree))
     if job.url:  # trafilatura resolves links against the host only

@@ -104,7 +104,8 @@ async def _once(
     except FetchError as error:
         raise ApiError(f"The answer of {host} cannot be used: {error}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise ApiError(f"{host} cannot be reached: {error or type(error).__name__}.", transient=True) from None
+        reason = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        raise ApiError(f"{host} cannot be reached: {reason or type(error).__name__}.", transient=True) from None
 
     if not 200 <= answer.status < 300:
         said = _blot(_what_it_says(raw), headers)
