@@ -265,6 +265,8 @@ async def test_a_folder_that_is_gone_or_empty_is_said(tmp_path: Path, context) -
         settings = {"GRISTMILL_CORPUS": str(tmp_path / name), "XDG_CACHE_HOME": str(tmp_path / "cache")}
         found = await web_search(context(**settings), {"query": "x"})
         assert "there are no documents" in found["error"]
-        with pytest.raises(ProviderError, match="there are no documents"):
+        with pytest.raises(ProviderError, match=r"there are no documents|is not a folder"):
             await index_ahead(settings)
+    with pytest.raises(ProviderError, match="needs GRISTMILL_CORPUS"):
+        await index_ahead({})
     assert not (tmp_path / "cache").exists()

@@ -91,6 +91,8 @@ class Corpus(Provider):
 
 async def index_ahead(settings: Mapping[str, str]) -> None:
     """Build the index of `GRISTMILL_CORPUS` now, so that the first session need not. Raises `ProviderError`."""
+    if sentence := Corpus.missing(settings):
+        raise ProviderError(sentence)
     pages = ExtractPool()
     try:
         (await _open_index(settings, pages)).close()
