@@ -134,6 +134,7 @@ class FalQueue(Artist):
 
     scheme = "Key"
     poll = 0.5  # seconds before the first look at the status; then half as long again each time, up to five seconds
+    patience = DRAW_SECONDS  # until it must be done
 
     async def draw(self, clients: _Clients, prompt: str, aspect: str) -> str | bytes:
         """Submit, look until it is done, and take the result; a picture that takes too long is called off."""
@@ -141,7 +142,7 @@ class FalQueue(Artist):
         body = {"prompt": prompt, "image_size": size, "num_images": 1}
         ticket = await self._post(clients, f"{self.base_url}/{self.model}", body)
         status_url, response_url = self._own(ticket, "status_url"), self._own(ticket, "response_url")
-        end, wait = time.monotonic() + DRAW_SECONDS, self.poll
+        end, wait = time.monotonic() + self.patience, self.poll
         while True:
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, 5.0)
@@ -153,7 +154,7 @@ class FalQueue(Artist):
             if time.monotonic() > end:
                 with contextlib.suppress(ApiError):
                     await ask_json(clients.api, "PUT", self._own(ticket, "cancel_url"), headers=self.headers, tries=1)
-                raise ApiError(f"FAL did not finish within {DRAW_SECONDS:g} seconds.")
+                raise ApiError(f"FAL did not finish within {self.patience:g} seconds.")
         answer = await ask_json(clients.api, "GET", response_url, headers=self.headers, limit=ANSWER_LIMIT)
         return _link(_first(answer, "images").get("url"), answer)
 

@@ -162,7 +162,7 @@ def test_a_cut_says_how_much_there_is() -> None:
 
 @pytest.fixture
 async def pool():
-    made = ExtractPool(children=1, seconds=1.0)
+    made = ExtractPool(children=1)
     yield made
     await made.close()
 
@@ -180,14 +180,18 @@ async def test_a_child_reads_one_document_after_the_other(pool: ExtractPool) -> 
     assert child.returncode is not None
 
 
-async def test_a_document_that_takes_too_long_ends_the_child_and_the_next_one_gets_another(pool: ExtractPool) -> None:
-    await pool.read(Job(body=b"one"))
-    (child,) = pool._idle
-    slow = b"<html><body>" + b"<p><a href='x'>link</a> some words that are read</p>" * 60_000
-    with pytest.raises(Unreadable, match="within 1 seconds"):
-        await pool.read(Job(body=slow, content_type="text/html"))
-    assert child.returncode == -signal.SIGALRM
-    assert (await pool.read(Job(body=b"two"))).content == "two"
+async def test_a_document_that_takes_too_long_ends_the_child_and_the_next_one_gets_another() -> None:
+    pool = ExtractPool(children=1, seconds=1.0)
+    try:
+        await pool.read(Job(body=b"one"))
+        (child,) = pool._idle
+        slow = b"<html><body>" + b"<p><a href='x'>link</a> some words that are read</p>" * 60_000
+        with pytest.raises(Unreadable, match="within 1 seconds"):
+            await pool.read(Job(body=slow, content_type="text/html"))
+        assert child.returncode == -signal.SIGALRM
+        assert (await pool.read(Job(body=b"two"))).content == "two"
+    finally:
+        await pool.close()
 
 
 async def test_a_document_that_wants_too_much_memory_costs_a_child_only() -> None:

@@ -200,4 +200,4 @@ async def test_time_is_bounded_over_headers_body_and_redirects_together(serve, p
         started = asyncio.get_running_loop().time()
         with pytest.raises(FetchError, match=r"within 0\.5 seconds"):
             await fetch(private, str(server.make_url(path)), limit=10_000, seconds=0.5, allow_private=True)
-        assert asyncio.get_running_loop().time() - started < 2
+        assert asyncio.get_running_loop().time() - started < 4

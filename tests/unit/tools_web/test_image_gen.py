@@ -220,7 +220,7 @@ async def test_fal_sends_its_key_to_no_other_host(started, context) -> None:
     assert thief.asked == []
 
 
-async def test_fal_that_fails_or_takes_too_long(started, context, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fal_that_fails_or_takes_too_long(started, context) -> None:
     server = Fal()
     artist = FalQueue(await started(server), "fal-ai/flux/schnell", KEY)
     artist.poll = 0.01
@@ -229,7 +229,7 @@ async def test_fal_that_fails_or_takes_too_long(started, context, monkeypatch: p
     assert result["success"] is False and "content policy violation" in result["error"]
 
     server.looks = 10**9
-    monkeypatch.setattr("gristmill.tools.image_gen.DRAW_SECONDS", 0.05)
+    artist.patience = 0.05
     result = await generate(context(), artist, "a mill", "square")
     assert result["error"] == "FAL did not finish within 0.05 seconds."
     assert server.asked[-1][0] == "/fal-ai/flux/requests/7/cancel"
