@@ -40,6 +40,10 @@ TOOL_ORDER: Mapping[str, int] = MappingProxyType({name: place for place, name in
 # Where each toolset's `Toolset` object is found; loaded only when a session is offered it.
 BUILTIN_TOOLSETS: Mapping[str, str] = MappingProxyType(
     {
+        "web": "gristmill.tools.web:WEB",
+        "search": "gristmill.tools.web:SEARCH",
+        "vision": "gristmill.tools.vision:VISION",
+        "image_gen": "gristmill.tools.image_gen:IMAGE_GEN",
         "terminal": "gristmill.tools.terminal:TERMINAL",
         "file": "gristmill.tools.files:FILE",
     }

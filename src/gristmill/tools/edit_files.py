@@ -126,7 +126,8 @@ async def _commit(context: ToolContext, edits: list[_Edit]) -> None:
         for edit in edits:
             if edit.before is not None and (edit in written or edit.after is None):
                 await write(context, edit.path, edit.before)
-        raise PatchError(f"The files could not be written, and are as before: {error}") from error
+        why = because(error, error.filename) if error.filename else f"{error}."
+        raise PatchError(f"No file was changed. {why}") from error
 
 
 async def _shell(context: ToolContext, script: str) -> None:

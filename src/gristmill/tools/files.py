@@ -29,9 +29,7 @@ async def run_read(context: ToolContext, arguments: dict[str, Any]) -> dict[str,
         return {"error": because(error, path)}
     if b"\0" in data[:8192]:
         size = f"{len(data):,}" if len(data) <= READ_BYTES else f"over {READ_BYTES:,}"
-        return {
-            "error": f"{path} is a binary file ({size} bytes): look at it in the terminal with file, xxd or strings."
-        }
+        return {"error": f"{path} is a binary file of {size} bytes: use file, xxd or strings in the terminal."}
     if len(data) > READ_BYTES:
         return await _read_large(context, path, offset, limit)
     lines, odd = _lines(data)

@@ -49,9 +49,9 @@ def because(error: OSError, path: str) -> str:
             return f"{error.strerror or 'Permission denied'}: {path}."  # or "Not a regular file"
         case TimeoutError():
             return f"{path} took longer than {FILE_SECONDS:g} s; it may be a pipe or a device."
-        case FileNotFoundError() | NotADirectoryError():
+        case FileNotFoundError():
             return f"There is no such path: {path}."
-    return f"{path}: {error.strerror or error}"
+    return f"{path}: {error.strerror or error}."
 
 
 async def missing(context: ToolContext, path: str) -> str:

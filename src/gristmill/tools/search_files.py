@@ -1,8 +1,9 @@
 """`search_files`: lines by a regular expression, or files by a glob, in one command inside the sandbox.
 
-find lists the files in path order; ripgrep searches them where it is installed, grep elsewhere, BusyBox's too; the rest
-of the pipe and the parsing are the same for all, so the results are. `.git` and our own folder are left out, hidden and
-ignored files are not. Lines with NUL bytes are binary and left out.
+find lists the files in path order; ripgrep searches them where it is installed, grep elsewhere, BusyBox's too. The rest
+of the pipe and the parsing are the same for all, so the results are; only a BusyBox built without locales takes each
+byte for a character. `.git` and our own folder are left out, hidden and ignored files are not. Lines with NUL bytes are
+binary and left out.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from gristmill.sandbox.base import OUTPUT_HEAD, ExecResult
 from gristmill.tools.base import Access, Tool, ToolContext
 from gristmill.tools.sandbox_files import resolve
 from gristmill.tools.search_pattern import Pattern, expand_braces, glob_to_posix, quote_posix, read_pattern
-from gristmill.tools.text import bounded, decode, without_torn_end
+from gristmill.tools.text import bounded, decode, json_text, without_torn_end
 from gristmill.types import ToolSchema
 
 SEARCH_SECONDS = 60.0
 COUNT_LIMIT = 100_000  # results counted; `total_count` says no more
 ROW_BYTES = 1_000  # of one result, its path included
 LINE_LIMIT = 500  # characters shown of one line
+ANSWER_LIMIT = 60_000  # characters of all results of one answer
 LEFT_OUT = (".git", ".gristmill")
 
+_LISTED = {"content": "matches", "files_only": "files", "count": "counts"}
 _FAULT = 90  # exit codes of the script
 _NO_PATH = 91
 _LINE = re.compile(rb"(\d+)([:-])(.*)", re.DOTALL)
@@ -54,22 +57,34 @@ async def run_search(context: ToolContext, arguments: dict[str, Any]) -> dict[st
     if result.exit_code != 0:
         return {"error": bounded(decode(result.output)[0].strip(), 1000) or "The search failed."}
     rows, total = _rows(result)
-    found: list[Any] | dict[str, int]
+    found: list[Any]
     if mode == "content":
         found = _matches(rows, around)
         found = found[offset : offset + limit] if around else found
-        key = "matches"
     elif mode == "count":
-        found = {_path(path): int(number) for number, path in (row.split(None, 1) for row in rows)}
-        key = "counts"
+        found = [(_path(path), int(number)) for number, path in (row.split(None, 1) for row in rows)]
     else:
         found = [_path(row) for row in rows]
-        key = "files"
+    found = _fitting(found)
     end = offset + len(found)
-    shown: dict[str, Any] = {"total_count": total, key: found, "truncated": end < total}
+    shown: dict[str, Any] = {
+        "total_count": total,
+        _LISTED[mode]: dict(found) if mode == "count" else found,
+        "truncated": end < total,
+    }
     if end < total:
         shown["hint"] = f"{len(found)} of {total} from offset {offset}; go on with offset={end}."
     return shown
+
+
+def _fitting(found: list[Any]) -> list[Any]:
+    """The first results that fit into one answer."""
+    room = ANSWER_LIMIT
+    for index, entry in enumerate(found):
+        room -= len(json_text(entry))
+        if room < 0:
+            return found[: max(1, index)]
+    return found
 
 
 # ---- the script
@@ -116,7 +131,7 @@ def _engine(pattern: Pattern) -> str:
         posix = f"{case} -e {shlex.quote(pattern.posix)}"
         # grep without -Z (BusyBox) cannot set the path apart, so its matching files are searched one by one.
         grep = (
-            f"m=$(grep -E {posix} /dev/null 2>&1); {check}; grep -EZ {posix} /dev/null >/dev/null 2>&1; "
+            f"m=$(echo | grep -E {posix} 2>&1 >/dev/null); {check}; grep -EZ {posix} /dev/null >/dev/null 2>&1; "
             f'if [ $? -lt 2 ]; then search() {{ {run} grep -EaHnZ "$@" {posix} -- 2>/dev/null; }}; '
             f"else search() {{ {run} grep -El {posix} -- 2>/dev/null | while IFS= read -r f; do "
             f'grep -En "$@" {posix} -- "$f" 2>/dev/null | tr "\\0" "\\1" | '

@@ -1,6 +1,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+
 from support.toolboxes import Bench, bench
 
 

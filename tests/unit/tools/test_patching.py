@@ -173,7 +173,9 @@ def test_a_patch_made_from_two_texts_turns_one_into_the_other(
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="the program patch is not installed")
-@given(st.lists(st.sampled_from("abcdef"), max_size=40), st.lists(st.sampled_from("abcdef"), max_size=40), st.booleans())
+@given(
+    st.lists(st.sampled_from("abcdef"), max_size=40), st.lists(st.sampled_from("abcdef"), max_size=40), st.booleans()
+)
 @settings(max_examples=40, deadline=None)
 def test_the_program_patch_understands_the_diff(
     tmp_path_factory: pytest.TempPathFactory, before: list[str], after: list[str], newline: bool

@@ -23,7 +23,7 @@ LINES = [
     "naïve café",
     "tab\there",
     "x{2} $HOME ~/&& -- #",
-    'say "hi" and \'bye\'',
+    "say \"hi\" and 'bye'",
     "aaa bbb 123",
     "foo<bar>(baz)",
 ]
@@ -83,11 +83,16 @@ def test_both_programs_find_the_lines(text: str, numbers: list[int]) -> None:
     assert both(text) == (wanted, wanted)
 
 
-members = st.sampled_from(["a", "b-d", "0-9", r"\d", r"\w", r"\s", r"\]", r"\[", r"\\", r"\-", "^", ".", "$", "é", r"\t"])
+members = st.sampled_from(
+    ["a", "b-d", "0-9", r"\d", r"\w", r"\s", r"\]", r"\[", r"\\", r"\-", "^", ".", "$", "é", r"\t"]
+)
 classes = st.tuples(st.sampled_from(["", "^"]), st.lists(members, min_size=1, max_size=4)).map(
     lambda pair: f"[{pair[0]}{''.join(pair[1])}]"
 )
-atoms = st.sampled_from(["a", "b", "f", " ", ".", r"\d", r"\w", r"\s", r"\b", r"\.", r"\{", "{", "}", r"\-", "é", r"\W"]) | classes
+atoms = (
+    st.sampled_from(["a", "b", "f", " ", ".", r"\d", r"\w", r"\s", r"\b", r"\.", r"\{", "{", "}", r"\-", "é", r"\W"])
+    | classes
+)
 counts = st.sampled_from(["", "", "", "*", "+", "?", "*?", "{1,2}", "{2}"])
 pieces = st.tuples(atoms, counts).map(lambda pair: pair[0] + (pair[1] if pair[0] != r"\b" else ""))
 patterns = st.recursive(

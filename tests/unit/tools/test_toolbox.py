@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
-from support.toolboxes import Bench, bench
 
 from gristmill.errors import ErrorKind, ModelError, SandboxError
 from gristmill.tools.base import Access, Tool, ToolContext, ToolOutput
 from gristmill.tools.builtin import BUILTIN_TOOLSETS, TOOL_TO_TOOLSET_MAP, load_builtin
 from gristmill.tools.toolbox import Toolbox
 from gristmill.types import ToolCall, ToolSchema
+from support.toolboxes import Bench, bench
 
 ANY_OBJECT = {"type": "object", "properties": {}, "additionalProperties": True}
 
@@ -233,7 +233,7 @@ async def test_a_long_text_is_kept_as_text() -> None:
 
 
 async def test_a_result_that_cannot_be_saved_is_cut_within_the_limit() -> None:
-    values: list[Any] = ["x\\\"" * 50_000, {"a": "x\\\"" * 50_000}]
+    values: list[Any] = ['x\\"' * 50_000, {"a": 'x\\"' * 50_000}]
     async with bench(*(giver(f"t{n}", value, limit=9_000) for n, value in enumerate(values))) as made:
         await made.shell("touch .gristmill")  # a file where the folder should be
         for number in range(2):
