@@ -98,7 +98,7 @@ def test_du_07_workers_killed_at_random_moments(place: Place) -> None:
         process = place.start(endpoint.url)
         killed = 0
         while process.poll() is None and killed < 4:
-            time.sleep(moments.uniform(0.2, 0.6))
+            time.sleep(moments.uniform(0.2, 0.8))
             workers = [pid for pid in children(process.pid) if b"gristmill.build" in cmdline(pid)]
             if workers:
                 os.kill(moments.choice(workers), signal.SIGKILL)
@@ -120,7 +120,9 @@ def test_a_signal_ends_the_run_cleanly_and_it_resumes(place: Place, sent: signal
     place.dataset(*(f"task {n}" for n in range(PROMPTS)))
     with ScriptedEndpoint(FOUR_CALLS, latency=0.1).in_thread() as endpoint:
         process = place.start(endpoint.url)
-        time.sleep(1.5)
+        assert process.stdout is not None
+        while "Prompt" not in (line := process.stdout.readline()):
+            assert line  # it has not ended
         below = descendants(process.pid)
         process.send_signal(sent)
         printed, _ = process.communicate(timeout=30)

@@ -155,7 +155,7 @@ def test_cl_03_a_useless_endpoint_ends_the_run_at_once(place: Place, answer: obj
     with ScriptedEndpoint([answer]).in_thread() as endpoint:  # type: ignore[list-item]
         begun = time.monotonic()
         printed = place.run(endpoint.url, status=1)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 30
         assert endpoint.count < 20
     assert "❌ Fatal error: " in printed and word in printed and "Traceback" not in printed
     assert json.loads((place.directory / "checkpoint.json").read_text())["completed_prompts"] == []
