@@ -308,11 +308,11 @@ class Index:
         if self._counting == self._state():
             return
         self._database.execute("DROP TABLE IF EXISTS temp.counting")
+        # The declared type matters: without it the join below cannot use the key.
+        self._database.execute("CREATE TEMP TABLE counting(place INTEGER PRIMARY KEY)")
         self._database.execute(
-            "CREATE TEMP TABLE counting AS SELECT MAX(rank) & ? AS place FROM lines GROUP BY key, sample",
-            (_SETTLED - 1,),
+            "INSERT INTO counting SELECT MAX(rank) & ? FROM lines GROUP BY key, sample", (_SETTLED - 1,)
         )
-        self._database.execute("CREATE UNIQUE INDEX temp.counting_place ON counting(place)")
         self._counting = self._state()
 
     def _state(self) -> tuple[int, int]:

@@ -29,6 +29,13 @@ from gristmill.trajectory import conform, decode_row, encode_row, timestamp
 # What loaders take for a time instead of text, if all values of the first 10 MB look like it.
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d(:?\d\d(:?\d\d)?)?(Z|[+-]\d\d:?(\d\d)?)?)?")
 
+# Columns of which some values tell a loader no type, or a wrong one, and the rows that show it.
+_SHOWN: dict[str, Callable[[RowSummary], bool]] = {
+    "tool_calls": lambda summary: summary.calls > 0,
+    "toolsets_used": lambda summary: bool(summary.toolsets_used),
+    "row_id": lambda summary: not _TIME.fullmatch(summary.row_id),
+}
+
 
 class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a merge did, in lines. `rows` went into the file, from `files` batch files.
@@ -154,24 +161,28 @@ class _Merge:
                 out.write(row)
 
     def _leads(self) -> list[Indexed]:
-        """The rows that come first, so that a loader sees the type of every column: one with a tool call, and one whose
-        `row_id` cannot be taken for a time, where the former's can.
+        """The rows that come first, so that a loader sees in them what type each column has: one with a tool call, and
+        at most two more for what that one does not show.
         """
-        with_call: Indexed | None = None
+        found: dict[str, Indexed] = {}
         judges = self._judges()
         for line in self._index.lines():
-            summary = line.summary
-            if not line.counts or summary.state != "kept" or self._judge(line, judges)[0]:
-                continue
-            plain_id = not _TIME.fullmatch(summary.row_id)
-            # Looked for in the bytes: inside a text the quotes would be escaped.
-            if with_call is None and summary.calls and b'"tool_calls":[{' in self._row(line)[0]:
-                if plain_id:
-                    return [line]
-                with_call = line
-            elif with_call is not None and plain_id:
-                return [with_call, line]
-        return [with_call] if with_call is not None else []
+            if len(found) == len(_SHOWN):
+                break
+            if line.counts and line.summary.state == "kept" and not self._judge(line, judges)[0]:
+                for sign, shows in _SHOWN.items():
+                    if sign not in found and shows(line.summary) and self._shows_calls(sign, line):
+                        found[sign] = line
+        leads: list[Indexed] = []
+        for sign, line in found.items():
+            if not any(_SHOWN[sign](lead.summary) for lead in leads):
+                leads.append(line)
+        return leads
+
+    def _shows_calls(self, sign: str, line: Indexed) -> bool:
+        # A row of the reference counts calls that cannot always be read from its text. Looked for in the bytes: inside
+        # a text the quotes would be escaped.
+        return sign != "tool_calls" or b'"tool_calls":[{' in self._row(line)[0]
 
     def _judges(self) -> list[tuple[ActiveFilter, FilterContext]]:
         return [(active, active.context(self._known)) for active in self._filters]

@@ -17,7 +17,7 @@ from gristmill.run.atomic import disk_error, sweep_temporaries, write_atomic
 from gristmill.run.checkpoint import Checkpoint, check_checkpoint
 from gristmill.run.index import Index
 from gristmill.run.journal import Journal, Landed, mend_tail
-from gristmill.run.layout import Layout
+from gristmill.run.layout import Layout, set_aside
 from gristmill.run.lock import Lock
 from gristmill.run.manifest import (
     Manifest,
@@ -34,7 +34,6 @@ from gristmill.run.merge import MergeReport, merge
 from gristmill.run.resume import Owed, Resume, match
 from gristmill.session.spec import Finished
 from gristmill.task import Dataset, Task
-from gristmill.trajectory import timestamp
 from gristmill.types import Usage
 
 __all__ = ["Owed", "Resume", "RunStore"]
@@ -112,6 +111,9 @@ class RunStore:
         notes = [note] if (note := check_checkpoint(layout, config.run_name)) else []
         self.resumed = layout.holds_outcomes()
         manifest = read_manifest(layout) if self.resumed else None
+        if self.resumed and not layout.batch_sizes():
+            kept = set_aside(layout.trajectories, "earlier")
+            notes.append(f"There are no batch files, so trajectories.jsonl cannot be made again; kept as {kept.name}.")
         self._index = Index(layout)
         notes += self._mend_tails()
         notes += [f"{fault.file} line {fault.line} is unreadable ({fault.reason})." for fault in self._index.damage()]
