@@ -8,11 +8,11 @@ import errno
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gristmill.errors import SandboxError
 from gristmill.sandbox.base import Job
-from gristmill.sandbox.output import Fifo, Output
+from gristmill.sandbox.output import Output
 
 FIRST_ASK = 1.0  # seconds until a call that says nothing is asked about; doubled each time
 LAST_ASK = 8.0
@@ -35,6 +35,18 @@ _SAID: dict[str, tuple[type[OSError], int]] = {
 }
 
 
+class Pipe(Protocol):
+    """Where a call's output comes from."""
+
+    def catch_up(self) -> None:
+        """Take what has been printed until now."""
+        ...
+
+    def drop(self) -> None:
+        """From now on throw away what comes."""
+        ...
+
+
 class Call:
     """What is known of one call. `ended` gets the exit code, or None when its time is up.
 
@@ -42,7 +54,7 @@ class Call:
     supervisor is asked: when the output ends, and every now and then.
     """
 
-    pipe: Fifo
+    pipe: Pipe
     note = ""
     trusted = False  # our own program, which ends at once when its output has ended
     refused = 0  # errno with which the supervisor declined to read or write a file
@@ -115,12 +127,10 @@ class Call:
             raise OSError(errno.EIO, text or f"failed with status {code}", path)
 
 
-class ShellJob(Job):
-    """A background command: a call whose stdin is a FIFO, and whose output is kept for as long as someone writes it."""
+class CallJob(Job):
+    """A background command that is a call; how its stdin is reached is for subclasses."""
 
-    def __init__(
-        self, call: Call, command: str, output: Output, stdin: str, kill: Callable[[Call], Awaitable[None]]
-    ) -> None:
+    def __init__(self, call: Call, command: str, output: Output, kill: Callable[[Call], Awaitable[None]]) -> None:
         self.id = str(call.id)
         self.pid = 0
         self.command = command
@@ -128,14 +138,6 @@ class ShellJob(Job):
         self._call = call
         self._output = output
         self._kill = kill
-        os.mkfifo(stdin, 0o600)
-        # A FIFO opens for writing only where it has a reader, so it gets one for a moment; the supervisor is next.
-        reader = os.open(stdin, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            self._stdin = os.open(stdin, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        finally:
-            os.close(reader)
-        call.ended.add_done_callback(lambda _: self.hang_up())
 
     @property
     def exit_code(self) -> int | None:
@@ -151,6 +153,29 @@ class ShellJob(Job):
         await asyncio.wait((self._call.ended,), timeout=timeout)
         return self._call.ended.done()
 
+    async def kill(self) -> None:
+        ended = self._call.ended
+        # Also after its end: what it left running is its tree too. With a lost sandbox all is dead.
+        if not ended.done() or not ended.exception():
+            await self._kill(self._call)
+
+
+class ShellJob(CallJob):
+    """A job whose stdin is a FIFO."""
+
+    def __init__(
+        self, call: Call, command: str, output: Output, stdin: str, kill: Callable[[Call], Awaitable[None]]
+    ) -> None:
+        super().__init__(call, command, output, kill)
+        os.mkfifo(stdin, 0o600)
+        # A FIFO opens for writing only where it has a reader, so it gets one for a moment; the supervisor is next.
+        reader = os.open(stdin, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self._stdin = os.open(stdin, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        finally:
+            os.close(reader)
+        call.ended.add_done_callback(lambda _: self.hang_up())
+
     async def write(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
@@ -163,12 +188,6 @@ class ShellJob(Job):
 
     async def close_stdin(self) -> None:
         self.hang_up()
-
-    async def kill(self) -> None:
-        ended = self._call.ended
-        # Also after its end: what it left running is its tree too. With a lost sandbox all is dead.
-        if not ended.done() or not ended.exception():
-            await self._kill(self._call)
 
     def hang_up(self) -> None:
         """Close its stdin; idempotent."""

@@ -9,11 +9,11 @@ import os
 from collections.abc import Sequence
 
 from gristmill.errors import SandboxError
-from gristmill.sandbox.calls import Call
+from gristmill.sandbox.calls import Call, CallJob, ShellJob
 from gristmill.sandbox.output import Fifo, Output
 from gristmill.sandbox.process import Child, spawn
+from gristmill.sandbox.supervised import START_SECONDS
 
-START_SECONDS = 30.0
 KILL_SECONDS = 5.0  # until a call must have been killed
 GRACE_SECONDS = 2.0  # for each step of stopping
 REPORT_BYTES = 1 << 16  # that may be reported beyond what the calls made are good for
@@ -94,7 +94,7 @@ class Supervisor:
             raise SandboxError(self.lost)
         call = Call(next(self._numbers), self.order)
         try:
-            pipe = Fifo(f"{self.io}/{call.id}.out", output.add, lambda: self._output_ended(call))
+            pipe = Fifo(f"{self.io}/{call.id}.out", output.add, lambda: self._output_ended(call, pipe))
         except OSError as error:
             call.close()
             raise SandboxError(f"A command could not be started: {error}.") from error
@@ -114,6 +114,14 @@ class Supervisor:
                 _write(path, data)
         except OSError as error:
             raise SandboxError(f"A command could not be handed over: {error}.") from error
+
+    def begin(self, call: Call, verb: str, argument: int = 0) -> None:
+        """Give the order."""
+        self.order(f"{verb} {call.id} {argument}")
+
+    def job(self, call: Call, command: str, output: Output) -> CallJob:
+        """A job of a call that has not begun. Raises `OSError`."""
+        return ShellJob(call, command, output, f"{self.io}/{call.id}.in", self.kill)
 
     async def kill(self, call: Call) -> None:
         """Kill all processes of a call. Raises `SandboxError` where the supervisor does not manage that."""
@@ -138,7 +146,8 @@ class Supervisor:
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for the call any more: kill it without waiting."""
-        if not call.ended.done() or call.ended.result() is None:
+        ended = call.ended  # cancelled where the one who awaited it was
+        if not ended.done() or ended.cancelled() or (not ended.exception() and ended.result() is None):
             with contextlib.suppress(SandboxError):
                 self.order(f"k {call.id}")
         self.close(call)
@@ -178,8 +187,8 @@ class Supervisor:
             said = file.read(2000).decode(errors="replace").strip() or said
         self.fail(f"The sandbox could not be started: {said}.")
 
-    def _output_ended(self, call: Call) -> None:
-        self._pipes.discard(call.pipe)
+    def _output_ended(self, call: Call, pipe: Fifo) -> None:
+        self._pipes.discard(pipe)
         call.ask_soon()
 
     def _report(self, data: bytes) -> None:

@@ -63,7 +63,8 @@ def prepare(io: Path, inside: Inside, cwd: str, variables: Mapping[str, str]) ->
         "cwd": cwd,
     }
     header = "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items())
-    (io / "init").write_text(header + (SCRIPTS / "supervisor.sh").read_text())
+    scripts = ("processes.sh", "supervisor.sh")
+    (io / "init").write_text(header + "".join((SCRIPTS / name).read_text() for name in scripts))
     (io / "enter").write_bytes((SCRIPTS / "enter.sh").read_bytes())
     own = {"HOME": inside.home, "TMPDIR": inside.temp, "USER": inside.user, "LOGNAME": inside.user}
     lines = []

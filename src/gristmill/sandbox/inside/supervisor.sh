@@ -1,6 +1,6 @@
 # The first process of a sandbox. It reads one-line orders from its stdin and launches commands, kills them and tells how
 # they ended; it runs nothing of a command itself. Bash 4.2 or later, builtins only: a fork here is paid by every call.
-# The host puts these in front: io state mark workspace home cwd.
+# The host puts these in front: io state mark workspace home cwd; and processes.sh.
 #
 #   x ID IN   run $io/ID.sh in the shell and keep its directory and exported variables (IN 1: stdin is $io/ID.in)
 #   y ID IN   the same, but keep nothing
@@ -95,30 +95,6 @@ put() { # id
 }
 
 refuse() { printf 'f %s %s\n' "$1" "$2"; }
-
-# Whether a process has the mark in the environment that it was started with, or is in the process group given.
-belongs() { # pid mark group
-    local entry='' state='' group=''
-    while IFS= read -rd '' entry; do
-        [[ $entry == SBX_CALL=$2 ]] && return 0
-    done <"/proc/$1/environ"
-    [[ $3 ]] || return 1
-    read -r entry <"/proc/$1/stat" || return 1
-    read -r state _ group _ <<<"${entry##*) }"
-    [[ $group == "$3" && $state != [ZX] ]]
-}
-
-# Kills every process of a call, or with '*' of all calls. Again until none is found, because they may be forking.
-kill_all() { # mark group
-    local found=1 round=0 pid
-    while ((found && round++ < 100)); do
-        found=0
-        for pid in /proc/[0-9]*; do
-            pid=${pid#/proc/}
-            [[ $pid != "$$" ]] && belongs "$pid" "$1" "$2" && kill -KILL "$pid" && found=1
-        done
-    done
-}
 
 ended() { # id wait
     local pid=${pids[$1]-}
