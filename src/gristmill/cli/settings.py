@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,6 +22,7 @@ from gristmill.config import (
 from gristmill.errors import SetupError, UsageError
 
 _CLAUDE = re.compile(r"claude-(?:[a-z]+-)?([0-9]+)(?:[.-]([0-9]{1,2})(?![0-9]))?")
+_MAY_BE_EMPTY = ("api_key", "ephemeral_system_prompt", "run_name")  # the last has a rule of its own
 _PREFILL_ROLES = ("system", "user", "assistant")
 
 
@@ -53,6 +55,9 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         tool_settings=tool_settings(),
     )
     config.validate()
+    address = urlsplit(config.model.base_url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise UsageError(f"--base_url must be an http or https address, not {config.model.base_url!r}.")
     if config.model.dialect in ("anthropic", "hermes"):
         raise UsageError(f"--dialect={config.model.dialect} is not there yet.", "Choose auto, chat or json.")
     return config
@@ -117,6 +122,9 @@ def check_prefill(data: Any, flag: str) -> tuple[dict[str, str], ...]:
 
 
 def _check_combinations(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value == "" and name not in _MAY_BE_EMPTY:
+            raise UsageError(f"--{name} must not be empty.")
     if given.get("quiet") and given.get("verbose"):
         raise UsageError("--quiet and --verbose contradict each other.", "Give one of them.")
     for name in ("retry", "allow_changes"):
