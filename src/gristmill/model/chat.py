@@ -13,7 +13,7 @@ import msgspec
 
 from gristmill.config import ModelConfig
 from gristmill.errors import ErrorKind, ModelError
-from gristmill.model import classify, hosts, jsontext, reasoning
+from gristmill.model import caching, classify, hosts, jsontext, reasoning
 from gristmill.model.base import Reply, Request
 from gristmill.model.deltas import ChatCollector
 from gristmill.model.dialect import Collector
@@ -48,6 +48,7 @@ class ChatDialect:
     def __init__(self, config: ModelConfig, *, fields: dict[str, Any] | None = None) -> None:
         self._config = config
         self._host = hosts.host_of(config)
+        self._marks = hosts.wants_cache_marks(config)
         self._fields = {"model": config.name, **hosts.request_fields(config), **(fields or {})}
         if config.stream:
             self._fields |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -67,6 +68,9 @@ class ChatDialect:
             **(more or {}),
             "messages": [self._message(m) for m in request.messages],
         }
+        if self._marks:
+            for place in caching.marked(request.messages):
+                body["messages"][place] = _with_mark(body["messages"][place])
         if request.tools:
             body["tools"] = [self._tool(schema) for schema in request.tools]
         limit = request.max_tokens if request.max_tokens is not None else self._config.max_tokens
@@ -115,7 +119,7 @@ class ChatDialect:
             ),
             finish=finish,
             usage=usage,
-            raw=_rest(answer, choice, message),
+            raw=_rest(answer, choice, message, tokens=self._config.record_tokens),
             suspect=suspect,
         )
 
@@ -150,6 +154,15 @@ class ChatDialect:
         if message.extra or message.reasoning:
             back |= hosts.reasoning_back(self._host, message)
         return back
+
+
+def _with_mark(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    if not parts or (parts[-1].get("type") == "text" and not parts[-1].get("text")):
+        return message
+    parts[-1] = {**parts[-1], **caching.MARK}
+    return {**message, "content": parts}
 
 
 def usage_of(raw: Any) -> Usage:
@@ -204,13 +217,15 @@ def _calls(message: dict[str, Any]) -> tuple[tuple[ToolCall, ...], dict[str, Any
     return tuple(calls), {"call_extra": extra} if extra else {}
 
 
+_TOKENS = ("logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")
 _HELD = ("role", "content", "tool_calls", "function_call", *reasoning.RAW_FIELDS)
 
 
-def _rest(answer: dict[str, Any], choice: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
-    """The answer without what the `Message` holds."""
-    rest = {k: v for k, v in answer.items() if k not in ("choices", "object") and v is not None}
+def _rest(answer: dict[str, Any], choice: dict[str, Any], message: dict[str, Any], *, tokens: bool) -> dict[str, Any]:
+    """The answer without what the `Message` holds; `tokens` keeps token ids and log probabilities."""
+    dropped = ("choices", "object", "message", "index", *(() if tokens else _TOKENS))
+    rest = {k: v for k, v in answer.items() if k not in dropped and v is not None}
     other = {k: v for k, v in message.items() if k not in _HELD and v}
-    kept = {k: v for k, v in choice.items() if k not in ("message", "index") and v is not None}
+    kept = {k: v for k, v in choice.items() if k not in dropped and v is not None}
     rest["choice"] = {**kept, "message": other} if other else kept
     return rest

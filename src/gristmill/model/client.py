@@ -1,4 +1,4 @@
-"""The model of a worker: a dialect over a transport, with retries. One instance serves all sessions of the worker."""
+"""The model of a worker: a dialect over a transport, with retries, admission and prices. It serves all its sessions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import msgspec
 
 from gristmill.errors import ModelError
 from gristmill.model import classify, jsontext
+from gristmill.model.adaptive import Limiter, Load
 from gristmill.model.base import Reply, Request
 from gristmill.model.dialect import Dialect
+from gristmill.model.pricing import Prices
 from gristmill.model.retry import Backoff, with_retries
 from gristmill.model.transport import Transport
 
@@ -22,34 +24,54 @@ class EndpointModel:
     """One endpoint and model name; the `Model` that all dialects share."""
 
     def __init__(
-        self, dialect: Dialect, transport: Transport, *, backoff: Backoff, stream: bool = False, secret: str = ""
+        self,
+        dialect: Dialect,
+        transport: Transport,
+        *,
+        backoff: Backoff,
+        limiter: Limiter,
+        prices: Prices,
+        stream: bool = False,
+        secret: str = "",
     ) -> None:
+        self.prices = prices
         self._dialect = dialect
         self._transport = transport
-        self._stream = stream
         self._backoff = backoff
+        self._limiter = limiter
+        self._stream = stream
         self._secret = secret
+
+    @property
+    def load(self) -> Load:
+        """How many requests are allowed, under way, waiting and refused."""
+        return self._limiter.load
 
     async def complete(self, request: Request) -> Reply:
         """Ask once. Raises `ModelError`."""
-        begun = time.monotonic()
         body = self._dialect.encode(request)
-        reply, attempts = await with_retries(lambda: self._ask(body, request), self._backoff, deadline=request.deadline)
-        return msgspec.structs.replace(reply, seconds=time.monotonic() - begun, attempts=attempts)
+        reply, attempts = await with_retries(
+            lambda: self._ask(body, request), self._backoff, gate=self._limiter, deadline=request.deadline
+        )
+        return msgspec.structs.replace(reply, attempts=attempts)
 
     async def close(self) -> None:
         """Give back connections; idempotent."""
         await self._transport.close()
 
     async def _ask(self, body: bytes, request: Request) -> Reply:
+        begun = time.monotonic()
         try:
             answer = await (self._streamed(body) if self._stream else self._whole(body))
             error = classify.inner_error(answer)
             if error is not None:
                 raise error
-            return self._dialect.decode(answer, request)
+            reply = self._dialect.decode(answer, request)
         except ModelError as error:
             raise classify.scrub(error, self._secret) from error.__cause__
+        return msgspec.structs.replace(
+            reply, usage=self.prices.priced(reply.usage, raw=reply.raw.get("usage")), seconds=time.monotonic() - begun
+        )
 
     async def _whole(self, body: bytes) -> dict[str, Any]:
         return self._parse(await self._transport.post(self._dialect.path, body))

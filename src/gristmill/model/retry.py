@@ -7,12 +7,24 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from gristmill.errors import ModelError
 from gristmill.model.base import Attempt
 
 T = TypeVar("T")
+
+
+class Gate(Protocol):
+    """Admits requests; see `adaptive.Limiter`."""
+
+    async def enter(self) -> int:
+        """Wait for a place; returns a ticket for `leave`."""
+        ...
+
+    def leave(self, ticket: int, error: ModelError | None = None, *, answered: bool = True) -> None:
+        """Give it back, with what came of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ async def with_retries(
     ask: Callable[[], Awaitable[T]],
     backoff: Backoff,
     *,
+    gate: Gate | None = None,
     deadline: float | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     chance: Callable[[], float] = random.random,
@@ -52,6 +65,7 @@ async def with_retries(
     Args:
         ask: one try; raises `ModelError`.
         backoff: how often and how long.
+        gate: passed before each try; waiting there is no part of a try's seconds.
         deadline: `time.monotonic()` after which no try begins; a wait that would pass it is not begun either.
         sleep, chance: for tests.
 
@@ -60,10 +74,14 @@ async def with_retries(
     """
     attempts: list[Attempt] = []
     while True:
+        ticket = await gate.enter() if gate else 0
         begun = time.monotonic()
+        outcome: ModelError | None = None
+        answered = True
         try:
             return await ask(), tuple(attempts)
         except ModelError as error:
+            outcome = error
             now = time.monotonic()
             again = error.kind.retryable and len(attempts) < backoff.retries
             pause = backoff.wait(len(attempts), error.retry_after, chance()) if again else 0.0
@@ -81,4 +99,10 @@ async def with_retries(
             if not again:
                 error.attempts = tuple(attempts)
                 raise
-            await sleep(pause)
+        except BaseException:
+            answered = False  # cancelled, say
+            raise
+        finally:
+            if gate:
+                gate.leave(ticket, outcome, answered=answered)
+        await sleep(pause)

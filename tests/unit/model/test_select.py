@@ -66,5 +66,5 @@ async def test_an_endpoint_that_is_down_is_an_error() -> None:
 
 def test_routing_off_openrouter_is_warned_about() -> None:
     (warning,) = warnings_for(config(providers_allowed=("a",), provider_sort="price"))
-    assert warning.startswith("--providers_allowed, --provider_sort has no effect")
+    assert warning.startswith("--providers_allowed, --provider_sort have no effect")
     assert warnings_for(config("https://openrouter.ai/api/v1", providers_allowed=("a",))) == []
