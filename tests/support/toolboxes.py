@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from gristmill import plugins
 from gristmill.sandbox.base import SandboxProvider, SandboxSpec
 from gristmill.sandbox.host import HostSandboxes
 from gristmill.tools.base import Tool, ToolContext
-from gristmill.tools.builtin import load_builtin
 from gristmill.tools.toolbox import Toolbox
 from gristmill.types import ToolCall, ToolResult
 
@@ -61,7 +61,7 @@ async def bench(
     """Built-in toolsets and extra tools in a started sandbox, which is gone afterwards."""
     sandboxes = provider()
     sandbox = sandboxes.make(SandboxSpec(session_id="session", run_id="run"))
-    tools = [tool for name in toolsets for tool in load_builtin(name).tools]
+    tools = [tool for name in toolsets for tool in plugins.find("toolsets", name).tools]
     made = Bench(ToolContext(sandbox=sandbox, session_id="session"), [*tools, *extra])
     try:
         await sandbox.start()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from types import MappingProxyType
-
-from gristmill.errors import UsageError
-from gristmill.tools.base import Toolset
 
 # Every built-in tool and the toolset it is counted under (`search` offers web's web_search). The order is that of
 # `tool_stats` in every row and of the tools in every request.
@@ -37,7 +33,7 @@ TOOL_TO_TOOLSET_MAP: Mapping[str, str] = MappingProxyType(
 )
 TOOL_ORDER: Mapping[str, int] = MappingProxyType({name: place for place, name in enumerate(TOOL_TO_TOOLSET_MAP)})
 
-# Where each toolset's `Toolset` object is found; loaded only when a session is offered it.
+# Where each toolset's `Toolset` object is found; `plugins.find` loads it when a run asks for it.
 BUILTIN_TOOLSETS: Mapping[str, str] = MappingProxyType(
     {
         "web": "gristmill.tools.web:WEB",
@@ -48,15 +44,3 @@ BUILTIN_TOOLSETS: Mapping[str, str] = MappingProxyType(
         "file": "gristmill.tools.files:FILE",
     }
 )
-
-
-def load_builtin(name: str) -> Toolset:
-    """The built-in toolset of that name. Raises `UsageError` where there is none."""
-    place = BUILTIN_TOOLSETS.get(name)
-    if place is None:
-        raise UsageError(f"Unknown toolset: {name}.", f"Built in are {', '.join(BUILTIN_TOOLSETS)}.")
-    module, _, attribute = place.partition(":")
-    toolset = getattr(import_module(module), attribute)
-    if not isinstance(toolset, Toolset):
-        raise TypeError(f"{place} is not a Toolset")
-    return toolset

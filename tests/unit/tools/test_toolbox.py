@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
+from gristmill import plugins
 from gristmill.errors import ErrorKind, ModelError, SandboxError
 from gristmill.tools.base import Access, Tool, ToolContext, ToolOutput
-from gristmill.tools.builtin import BUILTIN_TOOLSETS, TOOL_TO_TOOLSET_MAP, load_builtin
+from gristmill.tools.builtin import BUILTIN_TOOLSETS, TOOL_TO_TOOLSET_MAP
 from gristmill.tools.toolbox import Toolbox
 from gristmill.types import ToolCall, ToolSchema
 from support.toolboxes import Bench, bench
@@ -255,7 +256,7 @@ async def test_no_result_is_longer_than_the_limit_of_its_tool(limit: int) -> Non
 def test_every_tool_of_a_builtin_toolset_is_in_the_table() -> None:
     assert len(TOOL_TO_TOOLSET_MAP) == 20
     for name in ("terminal", "file"):
-        toolset = load_builtin(name)
+        toolset = plugins.find("toolsets", name)
         assert toolset.name == name
         assert [tool.name for tool in toolset.tools] == [t for t, owner in TOOL_TO_TOOLSET_MAP.items() if owner == name]
         for tool in toolset.tools:
