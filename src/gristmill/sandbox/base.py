@@ -34,7 +34,7 @@ STOP_SECONDS = 10.0
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session asks of its sandbox. `cwd` empty is the sandbox's own workspace; `env` is added to its fixed one."""
+    """What a session asks of its sandbox. `cwd` empty is the sandbox's own workspace; `env` adds to its fixed one."""
 
     session_id: str
     run_id: str
@@ -56,7 +56,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command gave. `output` is raw bytes: head, then tail where `dropped` > 0 (head is `OUTPUT_HEAD` long then).
+    """What a command gave. `output` is raw bytes: where `dropped` > 0, a head of `OUTPUT_HEAD`, then the tail.
 
     `exit_code` is the shell's: 128+n for a command killed by signal n, 124 on timeout.
     `note` is a sentence about something the user should know (the working directory had vanished, say), else empty.

@@ -85,7 +85,7 @@ class BubblewrapSandboxes(ShellSandboxes):
         etc.mkdir()
         system.copy_etc(etc, user=USER, uid=UID, host=HOST)
         mine = [*self._hidden, self._place.path]
-        return [*_namespaces(), *_machine(), *system.hidden(mine), "--ro-bind", str(etc), "/etc"]
+        return [*_namespaces(), *_machine(), *system.hidden(mine), *system.etc_binds(etc)]
 
 
 def _find() -> str:

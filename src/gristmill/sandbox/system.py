@@ -17,14 +17,17 @@ LARGEST = 4 << 20  # bytes of a file of /etc that is copied
 # Patterns below /etc. What others may not read is never copied, and nothing where keys or accounts are usual.
 # fmt: off
 ETC = (
-    "alternatives", "ca-certificates.conf", "crypto-policies/back-ends", "debian_version", "default/locale", "fonts",
+    "ca-certificates.conf", "crypto-policies/back-ends", "debian_version", "default/locale",
     "gai.conf", "host.conf", "ImageMagick-*", "inputrc", "java", "java-*", "ld.so.cache", "ld.so.conf",
     "ld.so.conf.d", "locale.alias", "locale.conf", "localtime", "lsb-release", "magic", "magic.mime", "mailcap",
     "mime.types", "networks", "os-release", "perl", "php", "pki/ca-trust/extracted", "pki/tls/cert.pem",
     "pki/tls/certs", "pki/tls/openssl.cnf", "profile", "protocols", "python3*", "R", "rpc", "services", "shells",
-    "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
+    "ssl/openssl.cnf", "terminfo", "timezone",
 )
 # fmt: on
+# Folders of /etc that hold nothing but public files, hundreds of them: shown as they are, since a copy takes seconds
+# on a busy disk.
+PUBLIC = ("alternatives", "fonts", "ssl/certs")
 
 
 def binds() -> list[str]:
@@ -86,6 +89,15 @@ def hidden(more: Iterable[Path] = ()) -> list[str]:
     return options
 
 
+def etc_binds(copy: Path) -> list[str]:
+    """bubblewrap options that put a copy made by `copy_etc` in the place of /etc, public folders included."""
+    options = ["--ro-bind", str(copy), "/etc"]
+    for name in PUBLIC:
+        if (copy / name).is_dir():
+            options += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+    return options
+
+
 def copy_etc(target: Path, *, user: str, uid: int, host: str) -> None:
     """Fill a new directory that can stand for /etc: harmless parts of this machine's, made accounts and hosts."""
     for path in _harmless():
@@ -99,6 +111,9 @@ def copy_etc(target: Path, *, user: str, uid: int, host: str) -> None:
             elif _readable_by_all(path):
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
+    for name in PUBLIC:
+        if Path("/etc", name).is_dir():
+            (target / name).mkdir(parents=True, exist_ok=True)
     made = {
         "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\n{user}:x:{uid}:{uid}:{user}:/home/{user}:/bin/bash\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
