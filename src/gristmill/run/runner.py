@@ -61,6 +61,7 @@ class Runner:
         self._release = release
         self._executor: Executor | None = None
         self._batches = _Batches(specs, listen)
+        self._texts = {spec.task.index: spec.task.text for spec in specs}
         self._ended = 0
         self._useful = 0
         self._fatal: list[str] = []
@@ -155,6 +156,7 @@ class Runner:
                 outcome=finished.outcome,
                 partial=finished.partial,
                 reason=finished.reason,
+                prompt=self._texts[finished.prompt_index][: self._config.log_prefix_chars],
                 turns=finished.turns,
                 seconds=finished.seconds,
                 prompt_tokens=finished.prompt_tokens,
