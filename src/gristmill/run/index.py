@@ -1,8 +1,9 @@
 """A cache over the batch files, so that resume, status, merge and statistics of a million rows read none of them again.
 
 `index.sqlite` holds one entry per complete line. Any process may bring it up to date, the owner of the run does so with
-each group of rows. It is thrown away and built anew where it is missing, damaged, of another version, or does not fit
-the files; where the directory cannot be written it is built in memory.
+each group of rows. It is thrown away and built anew where it is missing, damaged, of another version, from another
+directory (a copy taken while the run went on need not hold together), or does not fit the files; where the directory
+cannot be written it is built in memory.
 
 A line's place is one number: `batch << 38 | offset`. Its rank is the place, with a bit above it for lines that settle
 their prompt, so the highest rank of a task and sample is the line that counts: the last trajectory or discard, or the
@@ -35,6 +36,7 @@ _OFFSET_BITS = 38
 _SETTLED = 1 << 62
 _BUSY_SECONDS = 60.0
 _SCHEMA = """
+CREATE TABLE home(inode INTEGER NOT NULL);
 CREATE TABLE files(batch INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime INTEGER NOT NULL, lines INTEGER NOT NULL);
 CREATE TABLE lines(place INTEGER PRIMARY KEY, length INTEGER NOT NULL, key TEXT NOT NULL, sample INTEGER NOT NULL,
     prompt_index INTEGER NOT NULL, state TEXT NOT NULL, outcome TEXT NOT NULL, rank INTEGER NOT NULL,
@@ -131,16 +133,23 @@ class Index:
     def refresh(self) -> None:
         """Read what the batch files hold beyond the index; read all of them where the index does not fit."""
         with self._writing() as database:
-            version = database.execute("PRAGMA user_version").fetchone()[0]
             sizes = self._layout.batch_sizes()
-            known = self._known() if version == _VERSION else {}
-            if version != _VERSION or not self._fits(known, sizes):
+            known = self._known() if self._is_ours() else None
+            if known is None or not self._fits(known, sizes):
                 self._clear()
                 known = {}
             for batch, size in sizes.items():
                 begin, lines = known.get(batch, (0, 0, 0))[::2]
                 if size > begin:
                     self._scan(batch, begin, lines)
+
+    def _is_ours(self) -> bool:
+        if self._database.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            return False
+        return bool(self._database.execute("SELECT inode FROM home").fetchall() == [(self._inode(),)])
+
+    def _inode(self) -> int:
+        return self._layout.root.stat().st_ino & _SETTLED - 1
 
     def _known(self) -> dict[int, tuple[int, int, int]]:
         return {row[0]: row[1:] for row in self._database.execute("SELECT batch, size, mtime, lines FROM files")}
@@ -164,6 +173,7 @@ class Index:
             self._database.execute(f'DROP TABLE "{name}"')
         for statement in _SCHEMA.split(";"):
             self._database.execute(statement)
+        self._database.execute("INSERT INTO home VALUES(?)", (self._inode(),))
         self._database.execute(f"PRAGMA user_version={_VERSION}")
         self._columns = {}
 
