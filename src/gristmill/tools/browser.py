@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 UPLOAD_LIMIT = 50 * 2**20  # bytes of a file that is typed into a file field
 IMAGES_LIMIT = 100
-RESULT_LIMIT = 20_000  # characters of a console expression's result
+RESULT_LIMIT = 20_000  # bytes of a console expression's result
 
 _PAGE = Access(("browser",), writes=True)
 _SCROLL = """sign => {
@@ -188,15 +188,15 @@ async def _evaluate(pages: Pages, expression: str) -> Any:
     try:
         await pages.act(evaluate)
     except PageError as error:
-        if "await is only valid" not in str(error):
+        if not any(words in str(error) for words in ("await is only valid", "await is not defined")):
             raise
         expression = f"(async () => ({expression.strip().rstrip(';')}))()"
         await pages.act(evaluate)
     try:
-        text = orjson.dumps(value, default=str).decode()
+        text = orjson.dumps(value, default=str)  # makes NaN null
     except TypeError:  # a circular value, say
-        value = text = str(value)
-    return value if len(text) <= RESULT_LIMIT else text[:RESULT_LIMIT] + "… (cut)"
+        text = orjson.dumps(str(value))
+    return orjson.loads(text) if len(text) <= RESULT_LIMIT else text[:RESULT_LIMIT].decode("utf-8", "ignore") + "… (cut)"
 
 
 async def _vision(pages: Pages, context: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:

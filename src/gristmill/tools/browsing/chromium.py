@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LAUNCH_SECONDS = 30.0
 PREFIX = "gristmill-browser-"
 
+_ARGUMENTS = "arguments"  # file of a lair
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = (
     "--disable-gpu",
@@ -119,7 +121,7 @@ def confinements() -> tuple[Confinement, ...]:
 
     Chromium refuses its own sandbox to root outside of bubblewrap, and some kernels refuse it inside.
     """
-    ways = [Confinement(True, True), Confinement(True, False)] if shutil.which("bwrap") else []
+    ways = [Confinement(True, True), Confinement(True, False)] if _bwrap() else []
     if os.geteuid() != 0:
         ways.append(Confinement(False, True))
     return (*ways, Confinement(False, False))
@@ -138,10 +140,11 @@ class Lair:
         self.inside = self.path / "inside"  # the only part that the browser sees
         self.downloads = self.inside / "downloads"
         self.downloads.mkdir(parents=True)
+        self.arguments = self.path / _ARGUMENTS
 
     def remove(self) -> None:
-        """Remove the directory; idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the directory, and the profile of a browser that did not end well; idempotent."""
+        _remove(self.path)
         if self._lock is not None:
             self._lock.close()
 
@@ -154,9 +157,18 @@ def sweep() -> int:
         with contextlib.suppress(OSError):
             if (path / "lock").exists() and (lock := _lock(path)) is not None:
                 with lock:
-                    shutil.rmtree(path, ignore_errors=True)
+                    _remove(path)
                     count += 1
     return count
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        for argument in (path / _ARGUMENTS).read_text().splitlines():
+            name, _, profile = argument.partition("=")
+            if name == "--user-data-dir" and Path(profile).name.startswith("playwright_"):
+                shutil.rmtree(profile, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 async def launch(playwright: Playwright, executable: str, lair: Lair, way: Confinement) -> Running:
@@ -169,7 +181,9 @@ async def launch(playwright: Playwright, executable: str, lair: Lair, way: Confi
     else:
         command = [*guard, "", executable]
     script = lair.path / "browser"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    # The arguments are kept for `Lair.remove`: they name the profile, which the driver made and may not live to remove.
+    note = shlex.quote(str(lair.arguments))
+    script.write_text(f"""#!/bin/sh\nprintf '%s\\n' "$@" >{note}\nexec {shlex.join(command)} "$@"\n""")
     script.chmod(0o700)
     with socket.socket(socket.AF_UNIX) as hatch:
         hatch.bind(str(door))
@@ -180,6 +194,7 @@ async def launch(playwright: Playwright, executable: str, lair: Lair, way: Confi
             chromium_sandbox=way.chromium,
             args=list(_FLAGS),
             downloads_path=lair.downloads,
+            artifacts_dir=lair.inside,
             # Nothing of the worker's environment; and no connection without a context's own proxy.
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(lair.inside), "LANG": "C.UTF-8"},
             proxy={"server": "http://127.0.0.1:9", "bypass": "<-loopback>"},
@@ -207,10 +222,15 @@ async def _receive(hatch: socket.socket) -> socket.socket:
     return listener
 
 
+def _bwrap() -> str:
+    """Path of bubblewrap, empty where there is none. PyPI's lies beside this Python."""
+    return shutil.which("bwrap") or shutil.which("bwrap", path=str(Path(sys.prefix, "bin"))) or ""
+
+
 def _bubblewrap(executable: str, lair: Lair) -> list[str]:
     """bubblewrap's part of the command, up to the program to run."""
     command = [
-        *(shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
+        *(_bwrap(), "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"),
         *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "browser", "--clearenv"),
         *("--setenv", "HOME", "/tmp", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LANG", "C.UTF-8"),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),

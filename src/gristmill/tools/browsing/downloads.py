@@ -71,13 +71,15 @@ class Downloads:
                 said["bytes"] = size
         except TimeoutError:
             said["error"] = f"it took more than {DOWNLOAD_SECONDS:.0f} seconds"
+            with contextlib.suppress(Error):
+                await download.cancel()
         except Error as error:
             said["error"] = error.message
         except (SandboxError, OSError) as error:
             said["error"] = str(error)
         self._ended.append(said)
         with contextlib.suppress(Error):
-            await (download.cancel() if "error" in said else download.delete())
+            await download.delete()
 
     async def _write(self, name: str, data: bytes) -> str:
         """Write under a name that is free; the path inside the sandbox."""

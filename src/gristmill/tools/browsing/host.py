@@ -36,12 +36,29 @@ class BrowserHost:
         self._running: Running | None = None
         self._lair: Lair | None = None
         self._proxy = Proxy()
+        self._gone = False
         self._closed = False
 
     @property
     def confinement(self) -> Confinement | None:
         """How the running browser is confined, None without one."""
         return self._running.confinement if self._running else None
+
+    async def answers(self) -> bool:
+        """Whether the browser lives; one that does not is started anew at the next `open`.
+
+        Playwright tells of a browser that ended, but not of its own driver's end: then only calls fail.
+        """
+        running = self._running
+        if running is not None and running.browser.is_connected():
+            with contextlib.suppress(Error, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    session = await running.browser.new_browser_cdp_session()
+                    await session.detach()
+                return True
+        if running is self._running:
+            self._gone = True
+        return False
 
     async def open(self, outlet: Outlet) -> BrowserContext:
         """A context of its own for one session, whose pages reach a network through `outlet` only.
@@ -78,8 +95,9 @@ class BrowserHost:
         async with self._lock:
             if self._closed:
                 raise PageError("The worker is ending.")
-            if self._running is None or not self._running.browser.is_connected():
+            if self._gone or self._running is None or not self._running.browser.is_connected():
                 await self._stop()
+                self._gone = False
                 try:
                     await self._start()
                 except BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,6 +46,10 @@ TEXT_LIMIT = 1_000  # characters of a dialog's or console message's text
 
 # Two frames' worth of time for the page to act on what was done to it; hidden pages draw none.
 _TICK = "() => new Promise(done => { requestAnimationFrame(() => setTimeout(done)); setTimeout(done, 100); })"
+
+# The call's name before an error, and the word that follows it where the fault is the element's, not a script's.
+_CALL = re.compile(r"^(?:Locator\.\w+: (?:Error: )?|\w+\.\w+: )")
+_CLOSED = "has been closed"
 
 
 class Pages:
@@ -97,15 +102,24 @@ class Pages:
         self._navigated = False
         since = time.monotonic()
         async with self._bounded(ACTION_SECONDS + SETTLE_SECONDS + HANG_SECONDS):
-            await action(page)
+            try:
+                await action(page)
+            except Error as error:
+                # Some actions close their page.
+                if _CLOSED not in error.message or not page.is_closed() or not self._pages:
+                    raise
             await self._settle(page, since, SETTLE_SECONDS)
-        return self._navigated or bool(self._popups)
+        return self._navigated or page.is_closed() or bool(self._popups)
 
     async def back(self) -> None:
         """To the page before; from a pop-up without one to the page that opened it. Raises `PageError`."""
 
         async def go(page: Page) -> None:
-            await page.go_back(wait_until="domcontentloaded", timeout=NAVIGATE_SECONDS * 1000)
+            limits: dict[str, Any] = {"wait_until": "domcontentloaded", "timeout": NAVIGATE_SECONDS * 1000}
+            await page.go_back(**limits)
+            if self._navigated and page.url == "about:blank":  # the page that a tab begins with
+                await page.go_forward(**limits)
+                self._navigated = False
             if not self._navigated:
                 if len(self._pages) < 2:
                     raise PageError("There is no earlier page.")
@@ -115,11 +129,11 @@ class Pages:
 
     async def locate(self, ref: str) -> Locator:
         """The element with a ref of the last snapshot. Raises `PageError`."""
+        page = self.current()
         try:
             name = self._refs.name(ref)
         except ValueError as error:
             raise PageError(str(error)) from None
-        page = self.current()
         async with self._bounded(HANG_SECONDS):
             locator = page.locator(f"aria-ref={name}")
             if not await locator.count():
@@ -231,6 +245,8 @@ class Pages:
             await self._give_up("The page did not answer any more and was closed.")
             raise PageError(self._lost_or("")) from None
         except Error as error:
+            if _CLOSED in error.message and self._context is not None and not await self._host.answers():
+                self._on_context_closed(self._context)
             raise PageError(self._lost_or(sentence(error))) from error
 
     async def _give_up(self, why: str) -> None:
@@ -304,7 +320,7 @@ class Pages:
 def sentence(error: Error) -> str:
     """What a model needs of Playwright's error: its first line without the call, and what it waited for."""
     head, _, log = error.message.partition("\nCall log:")
-    text = head.split(": ", 1)[-1] if head.split(":", 1)[0].count(".") == 1 else head
+    text = _CALL.sub("", head)
     reasons = [line.strip(" -") for line in log.splitlines()]
     telling = (
         "not visible",
