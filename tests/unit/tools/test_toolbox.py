@@ -12,6 +12,9 @@ import pytest
 
 from gristmill import plugins
 from gristmill.errors import ErrorKind, ModelError, SandboxError
+from gristmill.sandbox.base import SandboxProvider
+from gristmill.sandbox.bubblewrap import BubblewrapSandboxes
+from gristmill.sandbox.host import HostSandboxes
 from gristmill.tools.base import Access, Tool, ToolContext, ToolOutput
 from gristmill.tools.builtin import BUILTIN_TOOLSETS, TOOL_TO_TOOLSET_MAP
 from gristmill.tools.toolbox import Toolbox
@@ -300,3 +303,29 @@ async def _seconds(toolbox: Toolbox, calls: list[ToolCall], times: int) -> float
     for _ in range(times):
         await toolbox.call_all(calls)
     return time.process_time() - begun
+
+
+@pytest.mark.parametrize("provider", [HostSandboxes, BubblewrapSandboxes])
+async def test_the_builtin_tools_work_together_in_every_local_sandbox(provider: type[SandboxProvider]) -> None:
+    async with bench(provider=provider) as made:
+        results = await made.all(
+            ("terminal", {"command": "mkdir -p work && cd work && export WHO=me"}),
+            ("write_file", {"path": "a/b.txt", "content": "one\ntwo\n"}),
+            ("patch", {"path": "a/b.txt", "old_string": "two", "new_string": "2"}),
+            ("read_file", {"path": "a/b.txt"}),
+            ("search_files", {"pattern": "^2$"}),
+            ("terminal", {"command": "cat a/b.txt; basename $PWD; echo $WHO; sleep 100", "background": True}),
+            ("process", {"action": "list"}),
+        )
+        assert [result.error for result in results] == [""] * 7
+        texts = [orjson.loads(result.text) for result in results]
+        name = texts[5]["session_id"]
+        assert texts[3]["content"] == "     1|one\n     2|2"
+        assert texts[4]["matches"] == [{"path": "a/b.txt", "line": 2, "content": "2"}]
+        assert [each["session_id"] for each in texts[6]["processes"]] == [name]
+        for _ in range(200):
+            shown = await made.run("process", action="poll", session_id=name)
+            if shown["output"].endswith("me\n"):
+                break
+            await asyncio.sleep(0.05)
+        assert shown["output"] == "one\n2\nwork\nme\n"
