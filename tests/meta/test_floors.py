@@ -12,7 +12,7 @@ from tests.meta.source import imports, modules
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("errors", "types", "config")),
     (1, ("task", "prompt", "dataset", "distribution", "conversation", "trajectory", "row_summary", "stats", "events")),
-    (2, ("model.base", "sandbox.base", "tools.base", "tools.arguments", "quality.base", "export.base")),
+    (2, ("model.base", "sandbox.base", "tools.base", "tools.arguments", "tools.text", "quality.base", "export.base")),
     (3, ("model", "sandbox", "tools", "quality", "export")),
     (4, ("session",)),
     (5, ("run",)),
