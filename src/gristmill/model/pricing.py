@@ -23,7 +23,7 @@ class Prices:
         self._known = importlib.util.find_spec("genai_prices") is not None
 
     def priced(self, usage: Usage, *, raw: Any = None) -> Usage:
-        """The usage with its cost, if that can be told; `raw` is the provider's own and tells what went into a cache."""
+        """The usage with its cost, if that can be told; `raw` is the provider's own, for what went into a cache."""
         if usage.cost_known:
             return usage
         if self._config.local:

@@ -1,0 +1,67 @@
+"""What a call costs: reported, listed, or unknown."""
+
+from typing import Any
+
+import pytest
+
+from gristmill.config import ModelConfig
+from gristmill.model.base import Request
+from gristmill.model.pricing import Prices
+from gristmill.testing.endpoint import ScriptedEndpoint, say
+from gristmill.types import Message, Usage
+
+genai_prices = pytest.importorskip("genai_prices")
+
+TOKENS = Usage(prompt_tokens=1_000_000, completion_tokens=100_000, cost_known=False)
+
+
+def prices(url: str, name: str) -> Prices:
+    return Prices(ModelConfig(name=name, base_url=url))
+
+
+def test_a_reported_cost_wins() -> None:
+    reported = Usage(prompt_tokens=1, cost_usd=0.5)
+    assert prices("https://api.openai.com/v1", "gpt-5").priced(reported) is reported
+
+
+def test_a_listed_price_is_used_else() -> None:
+    usage = prices("https://api.openai.com/v1", "gpt-5").priced(TOKENS)
+    assert usage.cost_known
+    assert usage.cost_usd == pytest.approx(1.25 + 1.00)
+
+
+def test_cached_tokens_are_cheaper_and_cache_writes_dearer() -> None:
+    listed = prices("https://api.anthropic.com/v1", "claude-sonnet-4-5")
+    plain = listed.priced(TOKENS).cost_usd
+    read = listed.priced(
+        Usage(prompt_tokens=1_000_000, completion_tokens=100_000, cached_tokens=900_000, cost_known=False)
+    )
+    written = listed.priced(TOKENS, raw={"cache_creation_input_tokens": 900_000})
+    assert read.cost_usd < plain < written.cost_usd
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("http://127.0.0.1:8000/v1", "my-model"), ("https://api.openai.com/v1", "no-such-model")]
+)
+def test_an_unlisted_model_costs_an_unknown_sum(url: str, name: str) -> None:
+    listed = prices(url, name)
+    for _ in range(2):
+        usage = listed.priced(TOKENS)
+        assert (usage.cost_usd, usage.cost_known) == (0.0, False)
+    assert listed.estimate(1000, 10) is None
+
+
+def test_the_embedded_model_costs_nothing() -> None:
+    usage = prices("http://127.0.0.1:1/v1", "local").priced(TOKENS)
+    assert (usage.cost_usd, usage.cost_known) == (0.0, True)
+    assert prices("http://127.0.0.1:1/v1", "local").estimate(10, 10) == 0.0
+
+
+def test_an_estimate_before_a_run() -> None:
+    assert prices("https://openrouter.ai/api/v1", "anthropic/claude-sonnet-4.5").estimate(1_000_000, 0)
+
+
+async def test_the_reply_carries_the_reported_cost(model_at: Any) -> None:
+    async with ScriptedEndpoint([say("x", cost=0.25)]) as endpoint:
+        reply = await model_at(endpoint.url).complete(Request(messages=[Message(role="user", content="x")]))
+    assert (reply.usage.cost_usd, reply.usage.cost_known) == (0.25, True)
