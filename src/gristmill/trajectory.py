@@ -317,7 +317,7 @@ def _text(value: Any) -> str:
 def _int(value: Any) -> int:
     if isinstance(value, float):
         value = int(value) if math.isfinite(value) else 0
-    return max(-INT_LIMIT, min(INT_LIMIT, value)) if isinstance(value, int) else 0
+    return int(max(-INT_LIMIT, min(INT_LIMIT, value))) if isinstance(value, int) else 0
 
 
 def _float(value: Any) -> float:

@@ -132,7 +132,7 @@ class Index:
 
     def refresh(self) -> None:
         """Read what the batch files hold beyond the index; read all of them where the index does not fit."""
-        with self._writing() as database:
+        with self._writing():
             sizes = self._layout.batch_sizes()
             known = self._known() if self._is_ours() else None
             if known is None or not self._fits(known, sizes):
