@@ -31,7 +31,7 @@ class Child:
         code = self._process.poll()
         if code is not None:
             self.close()
-            if not self.exited.done():
+            if not self.exited.done() and not self._loop.is_closed():
                 self.exited.set_result(code)
 
     async def wait(self, timeout: float) -> bool:
@@ -57,7 +57,7 @@ class Child:
             if time.monotonic() > end:
                 return False
             time.sleep(0.002)
-        self.close()
+        self._ended()
         return True
 
     def close(self) -> None:

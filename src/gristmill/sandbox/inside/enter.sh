@@ -27,7 +27,7 @@ sbx_leave() { # exit code
 # A shell that was told to exit and one that dies of a signal look the same from here, so the supervisor has to say.
 sbx_end() {
     sbx_save
-    if [[ $SBX_CODE ]]; then printf 'd %s %s\n' "$SBX_ID" "$SBX_CODE"; else printf 'm %s\n' "$SBX_ID"; fi >|"$SBX_IO/reports"
+    if [[ $SBX_CODE ]]; then printf 'd %s %s\n' "$SBX_ID" "$SBX_CODE"; else printf 'm %s\n' "$SBX_ID"; fi 1<>"$SBX_IO/reports"
 }
 trap '{ sbx_end || :; } 2>/dev/null' EXIT
 

@@ -14,7 +14,7 @@
 # Further reports, one line each in $io/reports: r ready · e SENTENCE cannot start · u ID PID launched · f ID ERRNO refused ·
 # n ID DIRECTORY had vanished, so this runs in the workspace · (from enter.sh) d ID CODE · m ID about to end, so ask
 
-exec >"$io/reports" 2>/dev/null
+exec 1<>"$io/reports" 2>/dev/null # for both ways: opening it must not wait for a host that has gone
 set -m # each call is a process group of its own
 ulimit -c 0
 umask 022
