@@ -79,7 +79,7 @@ def parse_arguments(raw: object, schema: ArgumentSchema) -> Arguments | Refusal:
         values = _fit_object(values, root, root)
         fits = schema.validator.is_valid(values)
         text = orjson.dumps(values).decode()
-    except (RecursionError, TypeError):  # orjson writes 254 levels, and reads 1,024
+    except (RecursionError, TypeError, ValueError):  # orjson writes 254 levels, and reads 1,024
         return _refused("The arguments are nested too deeply.", raw)
     if not fits:
         return _refused(f"The arguments do not fit the tool: {_faults(schema, values)}", raw)

@@ -66,10 +66,10 @@ def _text(data: bytes | None) -> str | None:
 
 
 async def _replaced(context: ToolContext, arguments: dict[str, Any]) -> _Edit:
-    missing = [name for name in ("path", "old_string", "new_string") if name not in arguments]
-    if missing:
+    lacking = [name for name in ("path", "old_string", "new_string") if name not in arguments]
+    if lacking:
         raise PatchError(
-            f"mode=replace needs the arguments path, old_string and new_string; missing: {', '.join(missing)}."
+            f"mode=replace needs the arguments path, old_string and new_string; missing: {', '.join(lacking)}."
         )
     path = await resolve(context, arguments["path"])
     before = await _whole(context, path)
@@ -151,7 +151,7 @@ async def _whole(context: ToolContext, path: str) -> bytes:
 async def _exists(context: ToolContext, path: str) -> bool:
     try:
         await read(context, path, 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True

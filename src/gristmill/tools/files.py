@@ -9,7 +9,7 @@ from gristmill.tools.base import Access, Tool, ToolContext, Toolset
 from gristmill.tools.edit_files import PATCH
 from gristmill.tools.sandbox_files import FILE_SECONDS, because, missing, read, resolve, touches, write
 from gristmill.tools.search_files import SEARCH_FILES
-from gristmill.tools.text import bounded, decode
+from gristmill.tools.text import bounded, decode, without_torn_end
 from gristmill.types import ToolSchema
 
 READ_BYTES = 1_000_000  # files up to this size are read at once, larger ones by lines inside the sandbox
@@ -91,7 +91,7 @@ async def _read_large(context: ToolContext, path: str, offset: int, limit: int) 
         bytes_all = int(size)
     except ValueError:
         return {"error": f"{path} could not be read: {bounded(decode(result.output)[0], 300)}"}
-    lines, odd = _lines(data)
+    lines, odd = _lines(without_torn_end(data))
     if len(data) >= CONTENT_LIMIT * 4 and len(lines) > 1:
         lines.pop()  # the byte limit cut it
     return _page(lines, offset, total, bytes_all, odd)

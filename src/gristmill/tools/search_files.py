@@ -49,7 +49,7 @@ async def run_search(context: ToolContext, arguments: dict[str, Any]) -> dict[st
         files = _start(root, arguments.get("file_glob") or "*")
         engine = _engine(read_pattern(arguments["pattern"]))
         script = f"{files}; {engine}; {_listing(mode, offset, limit, around)}"
-    result = await context.sandbox.exec(f"( {script}; )", timeout=SEARCH_SECONDS, stateful=False)
+    result = await context.sandbox.exec(f"( {script}; ) 2>/dev/null", timeout=SEARCH_SECONDS, stateful=False)
     if result.timed_out:
         return {"error": f"The search took longer than {SEARCH_SECONDS:g} s: narrow path, file_glob or pattern."}
     if result.exit_code == _NO_PATH:

@@ -31,7 +31,6 @@ PREVIEW_LIMIT = 4_000  # characters shown of a result that went to a file
 ERROR_LIMIT = 2_000  # characters of an error text
 EVERYTHING = Access(("sandbox",), writes=True)
 
-
 Run = Callable[[], Awaitable[ToolResult]]
 
 
@@ -48,7 +47,8 @@ class Toolbox:
         for tool in tools:
             offered.setdefault(tool.name, tool)
         last = len(TOOL_ORDER)
-        names = sorted(offered, key=lambda name: TOOL_ORDER.get(name, last))  # stable: others keep their order
+        # Whatever the order of a draw: the built-in ones as in the table, then others by toolset.
+        names = sorted(offered, key=lambda name: (TOOL_ORDER.get(name, last), offered[name].toolset))
         self._tools: dict[str, tuple[Tool, ArgumentSchema]] = {
             name: (offered[name], compile_schema(offered[name].schema.parameters)) for name in names
         }
