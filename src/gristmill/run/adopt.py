@@ -20,6 +20,17 @@ from gristmill.trajectory import conform, decode_row
 _SAMPLE = 1000  # rows that are looked at for the tools that they know
 
 
+def prompt_text(line: Mapping[str, Any]) -> str:
+    """The prompt of a line that has no task key: its own field, or the first `human` turn."""
+    prompt = line.get("prompt")
+    if isinstance(prompt, str):
+        return prompt
+    for turn in line.get("conversations") or ():
+        if isinstance(turn, dict) and turn.get("from") == "human":
+            return str(turn.get("value"))
+    return ""
+
+
 def complete_row(data: Mapping[str, Any], summary: RowSummary) -> dict[str, Any]:
     """A decoded row with every key of the schema, its own `tool_stats` included, as filters expect one."""
     row = dict(data)

@@ -23,6 +23,7 @@ import msgspec
 
 from gristmill.errors import StoreError
 from gristmill.row_summary import RowSummary, summarize
+from gristmill.run.adopt import prompt_text
 from gristmill.run.journal import Landed
 from gristmill.run.layout import Layout
 from gristmill.task import text_digest
@@ -237,10 +238,22 @@ class Index:
             "UPDATE files SET mtime=? WHERE batch=? AND size=?", (status.st_mtime_ns, batch, status.st_size)
         )
 
-    def rename(self, slots: Iterable[tuple[str, int, str]]) -> None:
-        """Give lines of a key and sample another key: a session of that key now replaces them."""
+    def rename(self, slots: Sequence[tuple[str, int, str]]) -> None:
+        """Give lines of a key and sample another key, in the order given; see `Manifest.renamed`."""
+        if not slots:
+            return
+        last: dict[tuple[str, int], str] = {}
+        for key, sample, new in reversed(slots):
+            last[key, sample] = last.get((new, sample), new)
         with self._writing() as database:
-            database.executemany("UPDATE lines SET key=?3 WHERE key=?1 AND sample=?2", slots)
+            database.execute(
+                "CREATE TEMP TABLE renamed(key TEXT, sample INTEGER, new TEXT, PRIMARY KEY(key, sample)) WITHOUT ROWID"
+            )
+            database.executemany("INSERT INTO renamed VALUES(?, ?, ?)", ((*slot, new) for slot, new in last.items()))
+            database.execute(
+                "UPDATE lines SET key = r.new FROM renamed r WHERE r.key = lines.key AND r.sample = lines.sample"
+            )
+            database.execute("DROP TABLE renamed")
 
     def _file(self, batch: int) -> tuple[int, int, int]:
         row = self._database.execute("SELECT size, mtime, lines FROM files WHERE batch=?", (batch,)).fetchone()
@@ -293,19 +306,23 @@ class Index:
 
     # Reading
 
+    def _read(self, query: str, values: tuple[int, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._database.execute(query, values)
+        except sqlite3.Error as error:
+            raise _failed(self._layout, error) from error
+
     def slots(self) -> Iterator[Slot]:
         """What the lines of each task and sample come to, in no order."""
         # With a single MAX, SQLite takes the other columns from the row that has it.
-        rows = self._database.execute(
-            "SELECT key, sample, state, outcome, COUNT(*), MAX(rank) FROM lines GROUP BY key, sample"
-        )
+        rows = self._read("SELECT key, sample, state, outcome, COUNT(*), MAX(rank) FROM lines GROUP BY key, sample")
         for *slot, _ in rows:
             yield Slot(*slot)
 
     def lines(self) -> Iterator[Indexed]:
         """All lines, by number of their batch file and then in file order."""
         self._mark_counting()
-        rows = self._database.execute(
+        rows = self._read(
             "SELECT l.place, l.length, l.columns, c.place IS NOT NULL, l.summary"
             " FROM lines l LEFT JOIN counting c ON c.place = l.place ORDER BY l.place"
         )
@@ -331,39 +348,27 @@ class Index:
 
     def spent(self) -> Usage:
         """Tokens and money of all sessions, those that came to nothing included."""
-        prompt, completion, cost = self._database.execute(
-            "SELECT TOTAL(prompt_tokens), TOTAL(completion_tokens), TOTAL(cost) FROM lines"
-        ).fetchone()
+        totals = self._read("SELECT TOTAL(prompt_tokens), TOTAL(completion_tokens), TOTAL(cost) FROM lines")
+        ((prompt, completion, cost),) = totals
         return Usage(prompt_tokens=int(prompt), completion_tokens=int(completion), cost_usd=cost)
 
     def settled(self) -> bool:
         """True where any line settles its prompt."""
-        return self._database.execute("SELECT 1 FROM lines WHERE state != 'failed' LIMIT 1").fetchone() is not None
+        return bool(list(self._read("SELECT 1 FROM lines WHERE state != 'failed' LIMIT 1")))
 
     def damage(self) -> list[Damage]:
         """Lines that are no outcome."""
-        rows = self._database.execute("SELECT batch, line, reason FROM damage ORDER BY batch, line")
+        rows = self._read("SELECT batch, line, reason FROM damage ORDER BY batch, line")
         return [Damage(self._layout.batch(batch).name, line, reason) for batch, line, reason in rows]
 
     def batch_counts(self) -> list[tuple[int, int, int]]:
         """For each batch: its number, settled lines, and those of them that `no_reasoning` discarded."""
-        rows = self._database.execute(
+        rows = self._read(
             "SELECT place >> ?, COUNT(*), SUM(state = 'discarded' AND outcome = 'no_reasoning')"
             " FROM lines WHERE state != 'failed' GROUP BY 1 ORDER BY 1",
             (_OFFSET_BITS,),
         )
-        return rows.fetchall()
-
-
-def prompt_text(line: Mapping[str, Any]) -> str:
-    """The prompt of a line that has no task key: its own field, or the first `human` turn."""
-    prompt = line.get("prompt")
-    if isinstance(prompt, str):
-        return prompt
-    for turn in line.get("conversations") or ():
-        if isinstance(turn, dict) and turn.get("from") == "human":
-            return str(turn.get("value"))
-    return ""
+        return list(rows)
 
 
 def _byte_before(path: Path, offset: int) -> bytes:

@@ -90,8 +90,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     """`run.json`.
 
     `known_tools` are the columns of `tool_stats`, in order; tools of later invocations come behind. `adopted_tools` are
-    further tools that rows of the reference know. `renamed` lists (key, sample, new key) of rows whose prompt was run
-    again under the new key (`--retry` of a row of the reference).
+    further tools that rows of the reference know. `renamed` lists (key, sample, new key) of outcomes that belong to
+    another task of the same content: one that failed where this one succeeded, or that was run again by `--retry`.
     """
 
     format: int = FORMAT

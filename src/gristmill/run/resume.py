@@ -30,7 +30,7 @@ class Resume(msgspec.Struct, kw_only=True):
 
     `sessions` is prompts × samples, `completed` of them count as done, `owed` are the others in dataset order.
     `completed_prompts` are prompts of which no sample is owed. `beyond` counts outcomes that the dataset does not ask
-    for. `renamed` lists (key, sample, new key) of outcomes of one key whose prompt runs again under another.
+    for. `renamed` lists (key, sample, new key) of outcomes that take the place of another key's, or make room for it.
     """
 
     prompts: int
@@ -86,11 +86,13 @@ def match(tasks: Sequence[Task], samples: int, slots: Iterable[Slot], retry: Col
                 found = spare.get((TEXT_KEY + text_digest(task.text), sample))
             if found:
                 slot = found.pop(0)
-                if _settles(slot, retry):
+                again = not _settles(slot, retry)
+                if again or tried:  # what replaces the other must have its key
+                    renamed.append((slot.key, sample, task.key))
+                    recorded -= tried > 0
+                    tried += slot.attempts
+                if not again:
                     continue
-                renamed.append((slot.key, sample, task.key))
-                recorded -= tried > 0
-                tried += slot.attempts
             pending += tried == 0
             owed.append(Owed(task, sample, tried + 1))
         completed_prompts += len(owed) == before
