@@ -57,7 +57,8 @@ def finished_keys(place: Place) -> Counter[str]:
 def check_whole(place: Place, endpoint: ScriptedEndpoint) -> None:
     rows = place.merged()
     assert sorted(row["prompt_index"] for row in rows) == list(range(PROMPTS))
-    assert set(finished_keys(place).values()) == {1}
+    finished = finished_keys(place)
+    assert {finished[row["metadata"]["task_key"]] for row in rows} == {1}
     for row in rows:
         assert row["outcome"] == "completed" and row["tool_stats"]["terminal"]["success"] == 2
     counts = place.statistics()["reconcile"]
@@ -106,7 +107,12 @@ def test_du_07_workers_killed_at_random_moments(place: Place) -> None:
                 os.kill(moments.choice(workers), signal.SIGKILL)
                 killed += 1
         printed, _ = process.communicate(timeout=120)
-        assert killed and process.returncode == 0, printed
+        # A session that lost three workers is given up for now, said so, and owed.
+        given_up = printed.count("its worker process died 3 times")
+        assert killed and process.returncode == (3 if given_up else 0), printed
+        assert place.statistics()["reconcile"]["failed"] == given_up
+        if given_up:
+            place.run(endpoint.url, "--resume")
         check_whole(place, endpoint)
 
 
