@@ -20,11 +20,12 @@ from gristmill import events, plugins
 from gristmill.config import ModelConfig, RunConfig
 from gristmill.dataset import read_tasks
 from gristmill.distribution import find_distribution, load_distributions, sample, session_rng
-from gristmill.distribution_rules import TOOL_PREFIX, Distribution
-from gristmill.errors import SetupError, UsageError
+from gristmill.distribution_rules import Distribution
+from gristmill.errors import SetupError
 from gristmill.model import select
 from gristmill.model.embedded import EmbeddedServer
 from gristmill.model.embedded import problem as embedded_problem
+from gristmill.offer import find_toolsets, load_toolset, own_toolsets
 from gristmill.quality.filters import parse_filters
 from gristmill.run import frames
 from gristmill.run.budget import Budget
@@ -48,8 +49,8 @@ from gristmill.types import Message
 class Plan:
     """A run that was checked and can start.
 
-    `offered` are the toolsets that work here, by name; `missing` says for each other one why not. `warnings` are
-    sentences for the user.
+    `offered` are the toolsets that work here, by name; `missing` says for each other one why not. `always` are the
+    user's own that the distribution does not name: every drawn session gets them too. `warnings` are for the user.
     """
 
     config: RunConfig
@@ -57,6 +58,7 @@ class Plan:
     distribution: Distribution
     offered: Mapping[str, Toolset]
     missing: Mapping[str, str] = field(default_factory=dict)
+    always: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -74,9 +76,10 @@ async def check(config: RunConfig) -> Plan:
     config.validate()
     parse_filters(config.filters)
     dataset = read_tasks(config.dataset_file, prompt_field=config.prompt_field, max_samples=config.max_samples)
-    known = plugins.names("toolsets")
+    own = own_toolsets(config)
+    known = [*plugins.names("toolsets"), *own]
     distribution = find_distribution(load_distributions(config.distributions_file, toolsets=known), config.distribution)
-    offered, missing = find_toolsets(config, dataset, distribution)
+    offered, missing = find_toolsets(config, dataset, distribution, own)
     problem = sandbox_class(config).problem()
     if problem:
         raise SetupError(problem)
@@ -93,49 +96,8 @@ async def check(config: RunConfig) -> Plan:
             raise SetupError(reason)
     else:
         warnings += await select.probe(config.model)
-    return Plan(config, dataset, distribution, offered, missing, tuple(warnings))
-
-
-def find_toolsets(
-    config: RunConfig, dataset: Dataset, distribution: Distribution
-) -> tuple[dict[str, Toolset], dict[str, str]]:
-    """The toolsets that the distribution and the rows may ask for: those that work here, and why the others do not.
-
-    Raises:
-        SetupError: one does not work here and `skip_unavailable_toolsets` is off, or none works.
-        UsageError: a row names one that does not exist; says which line.
-    """
-    tools_of = dict(TOOL_TO_TOOLSET_MAP)
-    lines: dict[str, int] = {}
-    for task in dataset.tasks:
-        for name in task.toolsets or ():
-            lines.setdefault(name, task.line)
-    offered: dict[str, Toolset] = {}
-    missing: dict[str, str] = {}
-    for name in dict.fromkeys((*distribution.names, *lines)):
-        owner = tools_of.get(name.removeprefix(TOOL_PREFIX), name) if name.startswith(TOOL_PREFIX) else name
-        try:
-            toolset: Toolset = plugins.find("toolsets", owner)
-            reason = toolset.missing(config.tool_settings)
-        except UsageError as error:
-            if name in lines and not isinstance(error, SetupError):
-                raise UsageError(f"{config.dataset_file} line {lines[name]}: {error.message}", error.mend) from None
-            if not isinstance(error, SetupError):
-                raise
-            reason = str(error)
-        if reason:
-            missing[name] = reason
-        else:
-            offered[owner] = toolset
-    if missing and not config.skip_unavailable_toolsets:
-        reasons = " ".join(f"{name}: {reason}" for name, reason in missing.items())
-        raise SetupError(
-            f"Toolsets of this run cannot work here. {reasons}",
-            "Mend that, choose another --distribution, or give --skip_unavailable_toolsets.",
-        )
-    if missing and not offered:
-        raise SetupError(f"None of the toolsets of {distribution.name} can work here.", "See `gristmill doctor`.")
-    return offered, missing
+    always = tuple(name for name in own if name in offered and name not in distribution.names)
+    return Plan(config, dataset, distribution, offered, missing, always, tuple(warnings))
 
 
 def sandbox_class(config: RunConfig) -> type[SandboxProvider]:
@@ -206,7 +168,7 @@ def plan_sessions(plan: Plan, owed: list[Owed], *, seed: int, first_batch: int) 
             draw = sample(plan.distribution, session_rng(seed, task.key, item.sample))
             # A draw of which nothing works here gets the first toolset that does: no draw leaves a session without.
             works = tuple(name for name in draw.names if name not in plan.missing)
-            names, probability = works or tuple(plan.offered)[:1], draw.probability
+            names, probability = (works or tuple(plan.offered)[:1]) + plan.always, draw.probability
         specs.append(
             SessionSpec(
                 task=task,
@@ -294,6 +256,7 @@ def row_shape(begin: frames.Begin) -> RowShape:
 def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
     """What the sessions of one worker share."""
     config = begin.config
+    own = own_toolsets(config)
     model = select.make_model(config.model)
     vision_config = _vision(config)
     vision = select.make_model(vision_config) if vision_config is not None else model
@@ -301,7 +264,7 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
         model=model,
         sandboxes=sandbox_class(config)(),
         sandbox=config.sandbox,
-        toolsets={name: plugins.find("toolsets", name) for name in begin.toolsets},
+        toolsets={name: own.get(name) or load_toolset(name) for name in begin.toolsets},
         settings=SessionSettings(
             max_turns=config.max_turns,
             session_timeout=config.session_timeout,

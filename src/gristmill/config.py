@@ -111,6 +111,7 @@ class RunConfig(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     output_dir: str = "data"
     distribution: str = "default"
     distributions_file: str | None = None
+    tools: tuple[str, ...] = ()  # the user's own toolsets as module:name
     prompt_field: str = "prompt"
     model: ModelConfig = ModelConfig()
     sandbox: SandboxConfig = SandboxConfig()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from gristmill.config import EFFORTS, PROVIDER_SORTS, RunConfig
+from gristmill.config import DIALECTS, EFFORTS, PROVIDER_SORTS, RunConfig
 from gristmill.errors import UsageError
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
@@ -141,6 +141,7 @@ FLAGS: tuple[Flag, ...] = (
         "TOML or JSON file with distributions of your own",
         "distributions_file",
     ),
+    Flag("tools", Kind.NAMES, AGENT, "toolsets of your own, as module:name", "tools"),
     Flag(
         "skip_unavailable_toolsets",
         Kind.SWITCH,
@@ -148,13 +149,20 @@ FLAGS: tuple[Flag, ...] = (
         "leave out toolsets that cannot work here instead of refusing to start",
         "skip_unavailable_toolsets",
     ),
+    Flag(
+        "allow_private_urls",
+        Kind.SWITCH,
+        AGENT,
+        "let web tools reach private and loopback addresses",
+        "allow_private_urls",
+    ),
     Flag("max_turns", Kind.WHOLE, AGENT, "model turns per session", "max_turns"),
     Flag("session_timeout", Kind.NUMBER, AGENT, "seconds of wall time per session", "session_timeout"),
     Flag("seed", Kind.WHOLE, AGENT, "decides every random choice of the run", "seed", default="drawn, recorded"),
     Flag("model", Kind.TEXT, MODEL, "model name; local is the embedded model", "model.name"),
     Flag("base_url", Kind.TEXT, MODEL, "any OpenAI-compatible endpoint", "model.base_url"),
     Flag("api_key", Kind.TEXT, MODEL, "key of the endpoint", "model.api_key", default="the variable of its host"),
-    Flag("dialect", Kind.TEXT, MODEL, "how the endpoint is spoken to: auto, chat or json", "model.dialect"),
+    Flag("dialect", Kind.TEXT, MODEL, f"how the endpoint is spoken to: {', '.join(DIALECTS)}", "model.dialect"),
     Flag("stream", Kind.SWITCH, MODEL, "ask for streamed answers", "model.stream"),
     Flag("max_tokens", Kind.WHOLE, MODEL, "output tokens per answer", "model.max_tokens", default="the provider's"),
     Flag(
@@ -177,6 +185,13 @@ FLAGS: tuple[Flag, ...] = (
         MODEL,
         "ask for no reasoning; wins over the effort",
         "model.reasoning_disabled",
+    ),
+    Flag(
+        "record_tokens",
+        Kind.SWITCH,
+        MODEL,
+        "keep token ids and logprobs in the session records, where the server gives them",
+        "model.record_tokens",
     ),
     Flag("providers_allowed", Kind.NAMES, ROUTING, "only these providers", "model.providers_allowed"),
     Flag("providers_ignored", Kind.NAMES, ROUTING, "never these providers", "model.providers_ignored"),

@@ -65,8 +65,8 @@ async def serve(fd: int, make_kit: Callable[[frames.Begin, RemoteGate], Kit]) ->
     """The worker process: take leases from the socket `fd` until it says `Finish` or closes."""
     # The runner decides when to end; if it is gone, the socket closes. A handler and not SIG_IGN, which the commands
     # of the sandboxes would inherit.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+    for sent in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(sent, lambda: None)
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd), limit=1 << 20)
 
     def send(frame: frames.Frame) -> None:
