@@ -5,19 +5,27 @@ from __future__ import annotations
 import ast
 
 import pytest
-from tests.meta.source import PACKAGE, ROOT, dotted, modules
+
+from support.source import PACKAGE, ROOT, dotted, modules
 
 LONGEST = 400
 LONGER: dict[str, str] = {}  # file → why it is longer
 
-ENVIRONMENT = {"config": "the one reader"}
+ENVIRONMENT = {
+    "config": "the one reader",
+    "build": "handed on whole to worker processes",
+    "model.embedded": "handed on whole to the model's server",
+}
 SPAWNING = {
     "sandbox.process": "the one spawner of sandboxes",
     "run.processes": "worker processes",
     "tools.extract_pool": "readers of documents, which hostile ones may end",
     "model.embedded": "the server of the embedded model",
 }
-PRINTING = {"testing.endpoint": "a program of its own, which prints its address"}
+PRINTING = {
+    "testing.endpoint": "a program of its own, which prints its address",
+    "model.embedded": "the server's process, which tells its address",
+}
 SPAWNERS = ("subprocess.", "asyncio.create_subprocess", "os.fork", "os.spawn", "os.posix_spawn", "os.exec", "pty.")
 BAD_NAMES = ("util", "utils", "helper", "helpers", "common", "manager", "handler", "misc")
 

@@ -13,12 +13,14 @@ from typing import Any
 from gristmill import build, events
 from gristmill.cli.console import Lines, Screen
 from gristmill.cli.distributions import read_all
+from gristmill.cli.figures import money
 from gristmill.cli.parsing import lazily
 from gristmill.cli.progress import Narrator, plan_lines
 from gristmill.cli.settings import read_config, warnings, with_key
 from gristmill.config import RunConfig
 from gristmill.distribution import render_list
 from gristmill.errors import GristmillError
+from gristmill.model.pricing import Prices
 
 try:
     import uvloop
@@ -27,6 +29,7 @@ try:
 except ImportError:  # not on every platform
     _new_loop = None
 
+_CALL_PROMPT, _CALL_COMPLETION = 4000, 400  # tokens of a call that an estimate takes for usual
 _STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -97,7 +100,16 @@ def dry_run(config: RunConfig, warned: list[str]) -> int:
     lines.write(f"   Toolsets: {', '.join(plan.offered)}")
     for name, reason in plan.missing.items():
         lines.write(f"   Left out: {name} ({reason})")
-    lines.write(f"   Model calls at most: {prompts * config.samples_per_prompt * config.max_turns}")
-    lines.write(f"   Cost estimate: {'$0.00' if config.model.local else 'none, no prices are known'}")
+    calls = prompts * config.samples_per_prompt * config.max_turns
+    lines.write(f"   Model calls at most: {calls}")
+    lines.write(f"   Cost estimate: {_estimate(config, calls)}")
     lines.write("✅ Everything is there. No prompt was sent and nothing was written.")
     return 0
+
+
+def _estimate(config: RunConfig, calls: int) -> str:
+    cost = Prices(config.model).estimate(calls * _CALL_PROMPT, calls * _CALL_COMPLETION)
+    if cost is None:
+        return "none, for no price of this model is known"
+    rule = f"all these calls, each with {_CALL_PROMPT} prompt and {_CALL_COMPLETION} completion tokens"
+    return f"{money(cost, True)} ({rule}; caching makes it cheaper)" if cost else money(cost, True)

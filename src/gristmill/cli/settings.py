@@ -58,8 +58,6 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     address = urlsplit(config.model.base_url)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise UsageError(f"--base_url must be an http or https address, not {config.model.base_url!r}.")
-    if config.model.dialect in ("anthropic", "hermes"):
-        raise UsageError(f"--dialect={config.model.dialect} is not there yet.", "Choose auto, chat or json.")
     return config
 
 

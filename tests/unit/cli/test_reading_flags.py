@@ -44,9 +44,7 @@ def test_every_setting_of_a_run_has_a_flag_or_comes_from_the_environment() -> No
     environment = {f"sandbox.{n}" for n in ("image", "cwd", "limits", "terminal_timeout", "options")}
     # Several flags, or a file, make these; the last two are for programs, not for the command line.
     made = {"prefill_messages", "verbosity", "tool_settings", "model.request_timeout", "model.max_retries"}
-    # No part reads these yet, so no flag pretends to set them.
-    later = {"allow_private_urls", "model.record_tokens"}
-    assert settings - environment - made - later == {flag.field for flag in FLAGS if flag.field}
+    assert settings - environment - made == {flag.field for flag in FLAGS if flag.field}
 
 
 @given(st.text(max_size=40))
@@ -136,7 +134,6 @@ def test_missing_flags_are_named_together() -> None:
         ({"quiet": True, "verbose": True}, "contradict"),
         ({"retry": ("turn_limit",)}, "--retry needs --resume"),
         ({"allow_changes": True}, "--allow_changes needs --resume"),
-        ({"dialect": "hermes"}, "--dialect=hermes is not there yet"),
         ({"dialect": "nope"}, "Unknown dialect: nope"),
         ({"provider_sort": "name"}, "Unknown provider sort: name"),
         ({"reasoning_effort": "huge"}, "Unknown reasoning effort: huge"),
