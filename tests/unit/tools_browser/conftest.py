@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from tests.unit.tools_browser.site import Site
 
 from gristmill.sandbox.base import Sandbox, SandboxSpec
@@ -89,24 +90,36 @@ class Worker:
         self._sessions.append(session)
         return session
 
-    async def end(self) -> None:
-        for session in self._sessions:
+    async def end_sessions(self) -> None:
+        while self._sessions:
+            session = self._sessions.pop()
             await session.end()
             await session.context.sandbox.stop()
+
+    async def end(self) -> None:
+        await self.end_sessions()
         for closer in reversed(self.shared_closers):
             await closer()
         self._open.close()
         self._isolated.close()
 
 
-@pytest.fixture
-async def worker() -> AsyncIterator[Worker]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_worker() -> AsyncIterator[Worker]:
+    """A worker whose browser serves all tests of a module."""
     worker = Worker()
     yield worker
     await worker.end()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
+async def worker(one_worker: Worker) -> AsyncIterator[Worker]:
+    """The module's worker; its sessions end with the test."""
+    yield one_worker
+    await one_worker.end_sessions()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def site() -> AsyncIterator[Site]:
     site = Site()
     await site.start()
@@ -114,13 +127,13 @@ async def site() -> AsyncIterator[Site]:
     await site.stop()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def session(worker: Worker) -> Session:
     """A session that may read pages of this machine."""
     return await worker.session(allow_private_urls=True)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def boxed(worker: Worker) -> Session:
     """A session in a sandbox with a network of its own, under the usual rules."""
     return await worker.session(isolated=True)

@@ -13,6 +13,8 @@ from tests.unit.tools_browser.site import Site
 from gristmill.tools.base import AskModel
 from gristmill.tools.browsing import downloads, pages
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def test_a_page_is_worked_through_with_the_tools_alone(session: Session, site: Site) -> None:
     page = await session.ok("navigate", url=site.url())

@@ -74,6 +74,8 @@ class Pages:
         self._popups: deque[Page] = deque(maxlen=NEWS_LIMIT)
         self._lost = ""  # what happened to the page that was there
         self._navigated = False
+        self._arriving = 0  # pop-ups that were opened and are not here yet
+        self._arrived = asyncio.Event()
         self._chores: set[asyncio.Task[None]] = set()
 
     async def navigate(self, url: str) -> Response | None:
@@ -83,6 +85,8 @@ class Pages:
             raise PageError(refusal)
         page = await self._ready()
         since = time.monotonic()
+        self._arriving = 0
+        self._arrived.set()
         response: Response | None = None
         async with self._bounded(NAVIGATE_SECONDS + HANG_SECONDS):
             try:
@@ -101,6 +105,8 @@ class Pages:
         page = self.current()
         self._navigated = False
         since = time.monotonic()
+        self._arriving = 0
+        self._arrived.set()
         async with self._bounded(ACTION_SECONDS + SETTLE_SECONDS + HANG_SECONDS):
             try:
                 await action(page)
@@ -210,6 +216,7 @@ class Pages:
             async with asyncio.timeout(seconds):
                 await self._tick(page)
                 await self.outlet.answered(since)
+                await self._arrived.wait()
                 if self._pages:
                     # A navigation may have begun only now, here or in a pop-up.
                     with contextlib.suppress(Error):
@@ -256,13 +263,28 @@ class Pages:
         self._lost = why
         await self._host.end(self.outlet, context)
 
+    async def _watch_windows(self, page: Page) -> None:
+        """Learn at once that a page opens another: Playwright tells only when that one has its first answer."""
+        session = await page.context.new_cdp_session(page)
+
+        def on_open(event: dict[str, Any]) -> None:
+            self._arriving += 1
+            self._arrived.clear()
+
+        session.on("Page.windowOpen", on_open)
+        await session.send("Page.enable")
+
     def _on_page(self, page: Page) -> None:
+        self._arriving = max(0, self._arriving - 1)
+        if not self._arriving:
+            self._arrived.set()
         if len(self._pages) >= PAGES_LIMIT:
             self._chore(page.close())
             self._popups.append(page)
             return
         self._pages.append(page)
         self._popups.append(page)
+        self._chore(self._watch_windows(page))
         heard = 0
 
         def on_console(message: ConsoleMessage) -> None:
@@ -307,10 +329,10 @@ class Pages:
             self._pages.clear()
             self._lost = "The browser crashed, and all its pages and cookies are gone."
 
-    def _chore(self, closing: Awaitable[None]) -> None:
+    def _chore(self, work: Awaitable[None]) -> None:
         async def run() -> None:
             with contextlib.suppress(Error):
-                await closing
+                await work
 
         task = asyncio.create_task(run())
         self._chores.add(task)

@@ -258,9 +258,12 @@ async def _carry(outlet: Outlet, traffic: _Traffic, near: relay.Streams, far: re
 
     async def up() -> None:
         total = 0
+        talks = False  # a WebSocket in the clear: what it says later need not have an answer
         while (data := await reader.read(65_536)) and (total := total + len(data)) <= BYTES_LIMIT:
             far_writer.write(data)
-            traffic.asked = time.monotonic()
+            if not talks:
+                traffic.asked = time.monotonic()
+                talks = not plain and data.startswith(b"GET ")
             await far_writer.drain()
 
     async def down() -> None:
