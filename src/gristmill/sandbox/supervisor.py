@@ -172,6 +172,8 @@ class Supervisor:
         for call in tuple(self._calls.values()):
             self.close(call)
         if self._orders >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._orders, b"q\n")
             os.close(self._orders)
             self._orders = -1
         for pipe in self._pipes:

@@ -10,6 +10,7 @@
 #   k ID      kill all processes of a call        -> k ID CODE
 #   w ID      has it ended? no answer: not yet    -> d ID CODE
 #   v ID      wait for its end                    -> d ID CODE
+#   q         leave, the host cleans up
 #
 # Further reports, one line each in $io/reports: r ready · e SENTENCE cannot start · u ID PID launched · f ID ERRNO refused ·
 # n ID DIRECTORY had vanished, so this runs in the workspace · (from enter.sh) d ID CODE · m ID about to end, so ask
@@ -123,8 +124,9 @@ while IFS=' ' read -r verb id argument; do
             ;;
         w) ended "$id" '' ;;
         v) ended "$id" wait ;;
+        q) exit 0 ;;
     esac
 done
-# The host has gone or wants the end. As pid 1 leaving is enough; without namespaces all must be found.
+# The host has gone. As pid 1 leaving is enough; without namespaces all processes must be found.
 [[ $mark ]] && kill_all "$mark*" ''
 exit 0
