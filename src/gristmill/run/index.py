@@ -119,6 +119,13 @@ class Index:
         self._database.close()
 
     @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _failed(self._layout, error) from error
+
+    @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -204,11 +211,8 @@ class Index:
 
     def add(self, landed: Sequence[Landed]) -> None:
         """Take in a durable group. Raises `StoreError`."""
-        try:
-            with self._writing():
-                self._add(landed)
-        except sqlite3.Error as error:
-            raise _failed(self._layout, error) from error
+        with self._explained(), self._writing():
+            self._add(landed)
 
     def _add(self, landed: Sequence[Landed]) -> None:
         batches: dict[int, list[Landed]] = {}
@@ -245,7 +249,7 @@ class Index:
         last: dict[tuple[str, int], str] = {}
         for key, sample, new in reversed(slots):
             last[key, sample] = last.get((new, sample), new)
-        with self._writing() as database:
+        with self._explained(), self._writing() as database:
             database.execute(
                 "CREATE TEMP TABLE renamed(key TEXT, sample INTEGER, new TEXT, PRIMARY KEY(key, sample)) WITHOUT ROWID"
             )
@@ -307,10 +311,8 @@ class Index:
     # Reading
 
     def _read(self, query: str, values: tuple[int, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        try:
+        with self._explained():
             yield from self._database.execute(query, values)
-        except sqlite3.Error as error:
-            raise _failed(self._layout, error) from error
 
     def slots(self) -> Iterator[Slot]:
         """What the lines of each task and sample come to, in no order."""
@@ -321,7 +323,8 @@ class Index:
 
     def lines(self) -> Iterator[Indexed]:
         """All lines, by number of their batch file and then in file order."""
-        self._mark_counting()
+        with self._explained():
+            self._mark_counting()
         rows = self._read(
             "SELECT l.place, l.length, l.columns, c.place IS NOT NULL, l.summary"
             " FROM lines l LEFT JOIN counting c ON c.place = l.place ORDER BY l.place"

@@ -6,11 +6,12 @@ The runner's process alone has one. What is on record is in the batch files; eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 
 from gristmill import events
 from gristmill.config import RunConfig
-from gristmill.errors import RunConflict
+from gristmill.errors import RunConflict, StoreError
 from gristmill.quality.base import ActiveFilter
 from gristmill.run.adopt import tools_of_rows
 from gristmill.run.atomic import disk_error, sweep_temporaries, write_atomic
@@ -55,6 +56,7 @@ class RunStore:
         self.resumed = False
         self._lock = lock
         self._index: Index
+        self._index_follows = True
         self._filters: tuple[ActiveFilter, ...] = ()
         self._journal = Journal(layout, self._landed)
         self._checkpoint: Checkpoint | None = None
@@ -212,10 +214,15 @@ class RunStore:
         async with self._checkpointing:
             if self._checkpoint.due:
                 data = self._checkpoint.encode()
-                await asyncio.to_thread(write_atomic, self.layout.checkpoint, data)
+                with contextlib.suppress(StoreError):  # the row is safe; a full disk shows at the next one
+                    await asyncio.to_thread(write_atomic, self.layout.checkpoint, data)
 
     def _landed(self, landed: Sequence[Landed]) -> None:
-        self._index.add(landed)
+        if self._index_follows:
+            try:
+                self._index.add(landed)
+            except StoreError:  # only a cache: `finalize` reads what it lacks
+                self._index_follows = False
 
     def finalize(
         self,
@@ -237,6 +244,10 @@ class RunStore:
         write_manifest(self.layout, self.manifest)
         if self._checkpoint is not None:
             write_atomic(self.layout.checkpoint, self._checkpoint.encode())
+        if not self._index_follows:
+            self._index.close()
+            self._index = Index(self.layout)
+            self._index.rename(self.manifest.renamed)
         return merge(self.layout, self._index, self.manifest, self._filters, listen)
 
     def close(self) -> None:
