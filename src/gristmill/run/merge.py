@@ -174,9 +174,9 @@ class _Merge:
                     if sign not in found and shows(line.summary) and self._shows_calls(sign, line):
                         found[sign] = line
         leads: list[Indexed] = []
-        for sign, line in found.items():
-            if not any(_SHOWN[sign](lead.summary) for lead in leads):
-                leads.append(line)
+        for sign, shows in _SHOWN.items():
+            if sign in found and not any(shows(lead.summary) for lead in leads):
+                leads.append(found[sign])
         return leads
 
     def _shows_calls(self, sign: str, line: Indexed) -> bool:
