@@ -42,7 +42,7 @@ from gristmill.session.summary import RowShape, lost_session
 from gristmill.task import Dataset
 from gristmill.tools.base import AskModel, Toolset
 from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
-from gristmill.types import Message
+from gristmill.types import Message, Usage
 
 
 @dataclass(frozen=True)
@@ -201,13 +201,16 @@ class _Parts:
             url = await self._server.start()
             served = msgspec.structs.replace(config.model, base_url=url, api_key="")
             config = msgspec.structs.replace(config, model=served)
+        # What earlier invocations used counts only against a limit.
+        spent = self._store.spent if config.max_cost or config.max_total_tokens else Usage()
         budget = Budget(
             max_cost=config.max_cost,
             max_tokens=config.max_total_tokens,
             max_time=config.max_time,
             pause_limit=config.pause_limit,
-            spent_cost=self._store.spent.cost_usd,
-            spent_tokens=self._store.spent.total_tokens,
+            spent_cost=spent.cost_usd,
+            spent_tokens=spent.total_tokens,
+            spent_calls=self._store.calls() if spent.total_tokens else 0,
             on_pause=lambda reason, seconds: self._listen(events.Paused(reason=reason, seconds=seconds)),
             on_resume=self._go_on,
         )

@@ -20,7 +20,7 @@ LAST_PROBE = 60.0
 class Budget:
     """Money in US dollars, tokens and seconds of wall time of the whole run; None is no limit.
 
-    `spent` counts what earlier invocations of the run used. `on_pause(reason, seconds)` and `on_resume()` tell when an
+    `spent_…` is what earlier invocations of the run used. `on_pause(reason, seconds)` and `on_resume()` tell when an
     empty account holds the run and when it goes on; `pause_limit` is the longest pause in seconds.
     """
 
@@ -33,6 +33,7 @@ class Budget:
         pause_limit: float = 600.0,
         spent_cost: float = 0.0,
         spent_tokens: int = 0,
+        spent_calls: int = 0,
         on_pause: Callable[[str, float], None] | None = None,
         on_resume: Callable[[], None] | None = None,
     ) -> None:
@@ -44,8 +45,9 @@ class Budget:
         self._on_resume = on_resume
         self.cost = spent_cost
         self.tokens = spent_tokens
-        self._call_cost: float | None = None
-        self._call_tokens: int | None = None
+        # Of the dearest call; from an earlier invocation only the mean is known.
+        self._call_cost = spent_cost / spent_calls if spent_calls else None
+        self._call_tokens = spent_tokens // spent_calls if spent_calls else None
         self._open = 0
         self._changed = asyncio.Condition()
         self._paused_at: float | None = None
@@ -81,7 +83,6 @@ class Budget:
                 self.tokens += usage.total_tokens
                 self._call_cost = max(self._call_cost or 0.0, usage.cost_usd)
                 self._call_tokens = max(self._call_tokens or 0, usage.total_tokens)
-                self._resumed()
             self._changed.notify_all()
 
     def _refusal(self) -> tuple[str, bool]:
@@ -114,7 +115,8 @@ class Budget:
         await asyncio.sleep(wait)
         return ""
 
-    def _resumed(self) -> None:
+    def credit_back(self) -> None:
+        """A call was answered: whatever held the run is over."""
         if self._paused_at is not None:
             self._paused_at = None
             self._probe_wait = FIRST_PROBE

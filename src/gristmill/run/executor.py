@@ -69,6 +69,8 @@ class LocalGate:
             task = asyncio.create_task(self._budget.settle(usage))
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
+        if usage is not None:
+            self._budget.credit_back()
 
     async def out_of_credit(self, message: str) -> None:
         """See `session.loop.Gate`."""

@@ -2,7 +2,7 @@
 
 ```
 runner → worker   Begin (once) · Lease · Granted · Pause · Stop · Finish
-worker → runner   Ready (once) · Done · Lost · Reserve · Settle · OutOfCredit · Beat
+worker → runner   Ready (once) · Done · Lost · Reserve · Settle · OutOfCredit · CreditBack · Beat
 ```
 A frame is 4 bytes of length, big-endian, then the message. A closed socket is the death of the other side.
 """
@@ -107,6 +107,10 @@ class OutOfCredit(Frame, frozen=True, array_like=True, tag=True):
     message: str
 
 
+class CreditBack(Frame, frozen=True, array_like=True, tag=True):
+    """After `OutOfCredit`, a call was answered."""
+
+
 class Beat(Frame, frozen=True, array_like=True, tag=True):
     """The worker's loop turns. `limit` is how many requests its endpoint takes at present, 0 where unknown."""
 
@@ -115,7 +119,7 @@ class Beat(Frame, frozen=True, array_like=True, tag=True):
 
 
 ToWorker = Begin | Lease | Granted | Stop | Finish
-ToRunner = Ready | Broken | Done | Lost | Reserve | Settle | OutOfCredit | Beat
+ToRunner = Ready | Broken | Done | Lost | Reserve | Settle | OutOfCredit | CreditBack | Beat
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

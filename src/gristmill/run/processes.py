@@ -198,6 +198,8 @@ class ProcessExecutor:
                 case frames.Settle(usage=usage):
                     worker.reserved -= 1
                     await self._budget.settle(usage)
+                case frames.CreditBack():
+                    self._budget.credit_back()
                 case frames.Beat(limit=limit):
                     worker.limit = limit
                 case frames.Ready():

@@ -23,6 +23,7 @@ class RemoteGate:
     def __init__(self, send: Callable[[frames.Frame], None], *, budgeted: bool) -> None:
         self._send = send
         self._budgeted = budgeted
+        self._out_of_credit = False
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._next = 0
 
@@ -35,9 +36,13 @@ class RemoteGate:
         """See `session.loop.Gate`."""
         if self._budgeted:
             self._send(frames.Settle(usage))
+        if self._out_of_credit and usage is not None:
+            self._out_of_credit = False
+            self._send(frames.CreditBack())
 
     async def out_of_credit(self, message: str) -> None:
         """See `session.loop.Gate`."""
+        self._out_of_credit = True
         if refusal := await self._ask(lambda number: frames.OutOfCredit(number, message)):
             raise BudgetSpent(refusal)
 

@@ -180,6 +180,10 @@ class RunStore:
         """What the run has used so far, failed and discarded sessions included."""
         return self._index.spent()
 
+    def calls(self) -> int:
+        """Model answers that the run has used so far; reads all lines of the index."""
+        return sum(line.summary.api_calls for line in self._index.lines())
+
     def owed(self, tasks: Sequence[Task], samples: int, retry: Collection[str] = ()) -> Resume:
         """What is left to run. Asked once, before the first `append`.
 
