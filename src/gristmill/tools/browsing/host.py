@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 
 from playwright.async_api import Browser, BrowserContext, Error, Playwright, async_playwright
@@ -32,6 +33,9 @@ class BrowserHost:
         self._executable = executable
         self._ways = tuple(ways) or confinements()
         self._lock = asyncio.Lock()
+        # Opening is heavy; many at once only make each other late.
+        self.turn = asyncio.Semaphore(max(2, os.cpu_count() or 1))
+        self._unwanted: set[asyncio.Task[None]] = set()
         self._playwright: Playwright | None = None
         self._running: Running | None = None
         self._lair: Lair | None = None
@@ -68,12 +72,21 @@ class BrowserHost:
         browser = await self._browser()
         server = await self._proxy.admit(outlet)
         try:
-            context = await browser.new_context(
-                proxy={"server": server, "bypass": "<-loopback>"},
-                viewport={"width": VIEWPORT_WIDTH, "height": VIEWPORT_HEIGHT},
-                locale="en-US",
-                accept_downloads=True,
+            opening = asyncio.ensure_future(
+                browser.new_context(
+                    proxy={"server": server, "bypass": "<-loopback>"},
+                    viewport={"width": VIEWPORT_WIDTH, "height": VIEWPORT_HEIGHT},
+                    locale="en-US",
+                    accept_downloads=True,
+                )
             )
+            context = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The browser makes it all the same, and nobody else would close it.
+            closing = asyncio.create_task(_close_when_open(opening))
+            self._unwanted.add(closing)
+            closing.add_done_callback(self._unwanted.discard)
+            raise
         except Error as error:
             raise PageError(f"The browser failed: {error.message}") from error
         context.set_default_timeout(ACTION_SECONDS * 1000)
@@ -135,6 +148,11 @@ class BrowserHost:
         if self._lair is not None:
             self._lair.remove()
             self._lair = None
+
+
+async def _close_when_open(opening: asyncio.Future[BrowserContext]) -> None:
+    with contextlib.suppress(Error):
+        await _quietly((await opening).close())
 
 
 async def _quietly(closing: object) -> None:

@@ -74,6 +74,7 @@ class Pages:
         self._popups: deque[Page] = deque(maxlen=NEWS_LIMIT)
         self._lost = ""  # what happened to the page that was there
         self._navigated = False
+        self._own = False  # the page that opens is asked for by us
         self._arriving = 0  # pop-ups that were opened and are not here yet
         self._arrived = asyncio.Event()
         self._chores: set[asyncio.Task[None]] = set()
@@ -199,14 +200,17 @@ class Pages:
         """The current page, or a new one where there is none."""
         if self._pages:
             return self._pages[-1]
-        if self._context is None:
-            self._context = await self._host.open(self.outlet)
-            self._context.on("page", self._on_page)
-            self._context.on("close", self._on_context_closed)
-        async with self._bounded(NAVIGATE_SECONDS):
-            page = await self._context.new_page()
-        if page in self._popups:
-            self._popups.remove(page)
+        async with self._host.turn:
+            if self._context is None:
+                self._context = await self._host.open(self.outlet)
+                self._context.on("page", self._on_page)
+                self._context.on("close", self._on_context_closed)
+            self._own = True
+            try:
+                async with self._bounded(NAVIGATE_SECONDS):
+                    page = await self._context.new_page()
+            finally:
+                self._own = False
         self._lost = ""
         return page
 
@@ -283,7 +287,8 @@ class Pages:
             self._popups.append(page)
             return
         self._pages.append(page)
-        self._popups.append(page)
+        if not self._own:
+            self._popups.append(page)
         self._chore(self._watch_windows(page))
         heard = 0
 
