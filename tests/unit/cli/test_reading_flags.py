@@ -115,8 +115,14 @@ def example(flag_kind: Kind) -> tuple[str, Any]:
 @pytest.mark.parametrize("flag", [f for f in FLAGS if f.field], ids=lambda f: f.name)
 def test_a_flag_reaches_its_field(flag: Any) -> None:
     text, value = example(flag.kind)
-    if flag.name in ("dialect", "reasoning_effort", "provider_sort"):
-        text = value = {"dialect": "json", "reasoning_effort": "high", "provider_sort": "price"}[flag.name]
+    special = {
+        "base_url": "http://127.0.0.1:1/v1",
+        "dialect": "json",
+        "reasoning_effort": "high",
+        "provider_sort": "price",
+    }
+    if flag.name in special:
+        text = value = special[flag.name]
     given_values = REQUIRED | {flag.name: flag.read(text)}
     if flag.name in ("retry", "allow_changes"):
         given_values["resume"] = True
