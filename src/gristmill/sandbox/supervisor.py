@@ -221,14 +221,14 @@ class Supervisor:
         if call is None:
             return
         if verb in ("d", "k"):
-            call.end(int(value))
+            call.end(int(value) & 255)
         elif verb == "m":
             call.ask_soon()
         elif verb == "u":
             if not call.launched.done():
-                call.launched.set_result(int(value))
+                call.launched.set_result(int(value) & 0x7FFFFFFF)
         elif verb == "f":
-            call.refused = int(value)
+            call.refused = int(value) & 255
             call.end(1)
         elif verb == "n":
             call.note = value

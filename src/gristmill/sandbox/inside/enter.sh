@@ -29,7 +29,8 @@ sbx_end() {
     sbx_save
     if [[ $SBX_CODE ]]; then printf 'd %s %s\n' "$SBX_ID" "$SBX_CODE"; else printf 'm %s\n' "$SBX_ID"; fi 1<>"$SBX_IO/reports"
 }
-trap '{ sbx_end || :; } 2>/dev/null' EXIT
+# What is ours is silent, also where the command traces itself or traps DEBUG and ERR.
+trap '{ sbx_end || :; } &>/dev/null' EXIT
 
 CDPATH='' cd -- "$3" 2>/dev/null || cd /
 if [[ $SBX_DIR ]]; then

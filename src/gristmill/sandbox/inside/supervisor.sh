@@ -24,7 +24,7 @@ trap : HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFS
 cd /
 environment=$io/env pending='' slot=0
 pids=()
-printf -v body '. %q "$@"; set --; eval "$SBX_TEXT"; { sbx_leave "$?"; } 2>/dev/null' "$io/enter"
+printf -v body '. %q "$@"; set --; eval "$SBX_TEXT"; { sbx_leave "$?"; } &>/dev/null' "$io/enter"
 
 # Takes over what the last stateful call left, once it is complete: its directory is written last.
 catch_up() {
@@ -38,7 +38,7 @@ launch() { # verb id input
     local save='' input=/dev/null
     catch_up
     if [[ ! -d $cwd || ! -x $cwd ]]; then
-        printf 'n %s %q\n' "$2" "$cwd"
+        printf 'n %s %s\n' "$2" "${cwd//$'\n'/ }"
         cwd=$workspace
         [[ -d $cwd ]] || mkdir -p -- "$cwd" || cwd=/
     fi
@@ -107,7 +107,7 @@ ended() { # id wait
 }
 
 if [[ ! -d $cwd || ! -x $cwd ]]; then
-    printf 'e The working directory %q does not exist inside, or cannot be entered.\n' "$cwd"
+    printf 'e The working directory %s does not exist inside, or cannot be entered.\n' "${cwd//$'\n'/ }"
     exit 1
 fi
 printf 'r\n'
