@@ -49,7 +49,7 @@ def complete_row(data: Mapping[str, Any], summary: RowSummary) -> dict[str, Any]
 def _with_calls(turns: Any) -> list[dict[str, Any]]:
     """The turns with `tool_calls`, read from the text where a turn has none; ids come from the results that follow."""
     listed = [dict(turn) for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
-    for turn, following in zip(listed, [*listed[1:], {}], strict=True):
+    for turn, following in zip(listed, [*listed[1:], {}], strict=False):
         if "tool_calls" in turn or turn.get("from") != "gpt":
             continue
         try:
