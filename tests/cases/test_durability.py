@@ -122,7 +122,7 @@ def test_du_03_checkpoints_grow_geometrically() -> None:
 
 
 async def test_du_04_a_full_disk_refuses_everything_that_follows(tmp_path: Path) -> None:
-    """Nothing is written after a refusal, the earlier rows are whole. A real full disk: tests/run/test_store_crash.py."""
+    """Nothing is written after a refusal, earlier rows are whole. A real full disk: tests/run/test_store_crash.py."""
     store = open_store(tmp_path, PROMPTS)
     store.owed(TASKS, 1)
     await append_all(store, [kept(TASKS[0]), kept(TASKS[1])])
