@@ -275,6 +275,29 @@ def sandbox_from_environment(environ: Mapping[str, str] | None = None, *, kind: 
     )
 
 
+def container_hosts(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Where a container engine may answer: `DOCKER_HOST` alone where it is set, else the usual sockets, in order."""
+    env = os.environ if environ is None else environ
+    if given := env.get("DOCKER_HOST"):
+        return (given,)
+    runtime = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    return (
+        "unix:///var/run/docker.sock",
+        f"unix://{runtime}/docker.sock",
+        f"unix://{env.get('HOME', '')}/.docker/run/docker.sock",
+        "unix:///run/podman/podman.sock",
+        f"unix://{runtime}/podman/podman.sock",
+    )
+
+
+def container_tls(environ: Mapping[str, str] | None = None) -> str:
+    """The folder of ca.pem, cert.pem and key.pem for a container engine over TCP; empty where it speaks plainly."""
+    env = os.environ if environ is None else environ
+    if not env.get("DOCKER_TLS_VERIFY"):
+        return ""
+    return env.get("DOCKER_CERT_PATH") or f"{env.get('HOME', '')}/.docker"
+
+
 def _number(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "").strip()
     if not text:

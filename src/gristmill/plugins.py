@@ -17,6 +17,7 @@ from gristmill.tools.builtin import BUILTIN_TOOLSETS
 SANDBOXES: Mapping[str, str] = {
     "local": "gristmill.sandbox.bubblewrap:BubblewrapSandboxes",
     "host": "gristmill.sandbox.host:HostSandboxes",
+    "docker": "gristmill.sandbox.docker:DockerSandboxes",
 }
 
 _TABLES: Mapping[str, Mapping[str, str]] = {"sandboxes": SANDBOXES, "toolsets": BUILTIN_TOOLSETS}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from gristmill.errors import SandboxError
 from gristmill.sandbox.base import ExecResult, Job, Sandbox, SandboxSpec
@@ -18,34 +18,37 @@ START_SECONDS = 30.0
 FILE_SECONDS = 60.0  # for reading or writing one file
 
 
-class Supervising(Protocol):
+C = TypeVar("C", bound=Call)
+
+
+class Supervising(Protocol[C]):
     """The host's end of a supervisor."""
 
-    def open(self, output: Output) -> Call:
+    def open(self, output: Output) -> C:
         """A new call; nothing has been ordered yet. It must be closed or abandoned."""
         ...
 
-    async def place(self, call: Call, suffix: str, data: bytes) -> None:
+    async def place(self, call: C, suffix: str, data: bytes) -> None:
         """Hand over what a call needs: `.sh` is its text, or the path of its file; `.in` is its stdin, or content."""
         ...
 
-    def begin(self, call: Call, verb: str, argument: int = 0) -> None:
+    def begin(self, call: C, verb: str, argument: int = 0) -> None:
         """Give the order; `inside/supervisor.sh` lists them."""
         ...
 
-    def job(self, call: Call, command: str, output: Output) -> CallJob:
+    def job(self, call: C, command: str, output: Output) -> CallJob:
         """A job of a call that has not begun."""
         ...
 
-    async def kill(self, call: Call) -> None:
+    async def kill(self, call: C) -> None:
         """Kill all processes of a call. Raises `SandboxError` where the supervisor does not manage that."""
         ...
 
-    def close(self, call: Call, *, keep_output: bool = False) -> None:
+    def close(self, call: C, *, keep_output: bool = False) -> None:
         """Take what was printed and forget the call. What its children go on printing is thrown away, unless kept."""
         ...
 
-    def abandon(self, call: Call) -> None:
+    def abandon(self, call: C) -> None:
         """Nobody waits for the call any more: kill it without waiting."""
         ...
 
@@ -57,7 +60,7 @@ class Supervising(Protocol):
 class SupervisedSandbox(Sandbox):
     """A sandbox whose inside runs a supervisor; an adapter starts and stops it."""
 
-    _running: Supervising | None = None
+    _running: Supervising[Any] | None = None
 
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
@@ -98,7 +101,7 @@ class SupervisedSandbox(Sandbox):
         await self._file("p", len(data), path, Output(), data)
 
     @property
-    def _supervisor(self) -> Supervising:
+    def _supervisor(self) -> Supervising[Any]:
         if self._running is None:
             raise SandboxError("The sandbox was not started.")
         return self._running

@@ -73,3 +73,33 @@ def prepare(io: Path, inside: Inside, cwd: str, variables: Mapping[str, str]) ->
             raise SandboxError(f"{name!r} cannot be a variable of the sandbox's shell.")
         lines.append(f"export {name}={shlex.quote(value)}\n")
     (io / "env").write_bytes("".join(lines).encode("utf-8", "replace"))
+
+
+@dataclass(frozen=True)
+class StreamInside:
+    """Where things are inside, for a sandbox that is reached by byte streams.
+
+    `io` is a directory of ours, `shell` the command that is bash, `cwd` where the first command runs; `mark` as above.
+    """
+
+    io: str
+    workspace: str
+    cwd: str
+    shell: tuple[str, ...] = ("bash",)
+    mark: str = ""
+
+
+def stream_script(inside: StreamInside, token: str, name: str, variables: Mapping[str, str | int]) -> str:
+    """The text of `lane` or `job` with all that it needs, to be run with `-c`."""
+    settings = {
+        "io": inside.io,
+        "token": token,
+        "mark": inside.mark,
+        "workspace": inside.workspace,
+        "cwd": inside.cwd,
+        "enter": (SCRIPTS / "enter.sh").read_text(),
+        **variables,
+    }
+    header = "".join(f"{key}={shlex.quote(str(value))}\n" for key, value in settings.items())
+    scripts = ("processes.sh", "stream.sh", f"{name}.sh")
+    return header + f"shell=({shlex.join(inside.shell)})\n" + "".join((SCRIPTS / file).read_text() for file in scripts)

@@ -1,0 +1,322 @@
+"""The host's end of supervisors that are reached by byte streams: `inside/lane.sh` and `inside/job.sh`.
+
+A lane runs one call at a time. The first one is usually enough; another is opened where a call would have to wait for a
+long one, or where children of an earlier call still write into the lane. A background job has a stream of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Coroutine
+
+from gristmill.errors import SandboxError
+from gristmill.sandbox.calls import CallJob
+from gristmill.sandbox.inside import StreamInside, stream_script
+from gristmill.sandbox.output import Output
+from gristmill.sandbox.stream import Connect, Receiver
+from gristmill.sandbox.stream_calls import JobStream, Lane, StreamCall, StreamJob
+from gristmill.sandbox.supervised import START_SECONDS
+from gristmill.sandbox.supervisor import KILL_SECONDS
+
+BUSY_SECONDS = 0.03  # that a call waits for a busy lane before another is opened
+MOST_LANES = 8
+STATES = 16  # the states of the shell that are kept inside
+TEXT_BYTES = 1 << 16  # data that is longer or holds a NUL is taken in by a program, not by the shell itself
+BOOT = 'LC_ALL=C IFS= read -rN "$1" script; eval "$script"'
+KILLED = 137  # exit code of what ended without saying how
+
+
+class LaneSupervisor:
+    """Started once, stopped once.
+
+    Args:
+        connect: opens a stream to a program inside that it starts; without a command line, to the sandbox's first one,
+            whose is `first_argv`. Raises `SandboxError`.
+        inside: where things are inside.
+    """
+
+    def __init__(self, connect: Connect, inside: StreamInside) -> None:
+        self.lost = "The sandbox was not started."  # why no call can be made; empty while it works
+        self._connect = connect
+        self._inside = inside
+        self._token = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._states = itertools.count(1)
+        self._state = 0  # number of the newest state of the shell
+        self._first: Lane | None = None
+        self._lanes: list[Lane] = []  # those that take calls
+        self._opening = 0
+        self._waiting: deque[asyncio.Future[Lane]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: dict[int, StreamCall] = {}
+        self._killing: dict[int, asyncio.Future[None]] = {}
+        self._streams: set[Receiver] = set()
+
+    @property
+    def first_argv(self) -> list[str]:
+        """The command line of the sandbox's first program."""
+        return self._argv(self._script("lane", first=1))
+
+    async def start(self) -> None:
+        """Connect to the first program and wait until it is ready. Raises `SandboxError`."""
+        lane = self._first = Lane(self._token, self._reported, self._ended)
+        await self._ready(lane, [], self._script("lane", first=1))
+        self.lost = ""
+        self._lanes.append(lane)
+
+    def stop(self) -> None:
+        """Close all streams. Whoever waits for a call gets a `SandboxError`."""
+        self.fail("The sandbox was stopped.")
+        for call in tuple(self._calls.values()):
+            self.close(call)
+        for receiver in tuple(self._streams):
+            if receiver.stream:
+                receiver.stream.close()
+        self._lanes.clear()
+
+    def open(self, output: Output) -> StreamCall:
+        """A new call; nothing has been ordered yet. It must be closed or abandoned."""
+        if self.lost:
+            raise SandboxError(self.lost)
+        call = StreamCall(next(self._numbers), output, self._ask)
+        self._calls[call.id] = call
+        return call
+
+    async def place(self, call: StreamCall, suffix: str, data: bytes) -> None:
+        """Hand over what a call needs."""
+        if suffix == ".sh":
+            call.texts = data.split(b"\0")[:-1]
+        else:
+            call.data = data
+
+    def begin(self, call: StreamCall, verb: str, argument: int = 0) -> None:
+        """Give the order, as soon as a lane is free."""
+        call.verb, call.argument = verb, argument
+        idle = next((lane for lane in self._lanes if lane.idle), None)
+        if verb == "j":
+            self._later(self._begin_job(call))
+        elif idle:
+            self._send(call, idle)
+        else:
+            self._later(self._begin_when_free(call))
+
+    def job(self, call: StreamCall, command: str, output: Output) -> CallJob:
+        """A job of a call that has not begun."""
+        call.job = StreamJob(call, command, output, self.kill)
+        return call.job
+
+    async def kill(self, call: StreamCall) -> None:
+        """Kill all processes of a call. Raises `SandboxError` where that cannot be done."""
+        if not call.begun:
+            return
+        if self.lost:
+            raise SandboxError(self.lost)
+        killed = self._killing.setdefault(call.id, asyncio.get_running_loop().create_future())
+        self._order_kill(call)
+        await asyncio.wait((killed,), timeout=KILL_SECONDS)
+        if not killed.done():
+            raise self.fail("The sandbox does not answer any more.")
+        killed.result()
+
+    def close(self, call: StreamCall, *, keep_output: bool = False) -> None:
+        """Forget the call. What its children go on printing is thrown away, unless kept."""
+        self._calls.pop(call.id, None)
+        call.close()
+        if not keep_output:
+            call.pipe.drop()
+
+    def abandon(self, call: StreamCall) -> None:
+        """Nobody waits for the call any more: kill it without waiting."""
+        if call.begun and (not call.ended.done() or call.ended.result() is None):
+            self._order_kill(call)
+        self.close(call)
+
+    def fail(self, reason: str) -> SandboxError:
+        """The sandbox is lost: tell all who wait, and all who come later."""
+        self.lost = self.lost or reason
+        error = SandboxError(reason)
+        for call in tuple(self._calls.values()):
+            call.fail(error)
+        for killed in self._killing.values():
+            killed.set_exception(error)
+            killed.exception()  # whether or not someone waits
+        self._killing.clear()
+        for task in self._tasks:
+            task.cancel()
+        return error
+
+    # Lanes.
+
+    async def _ready(self, lane: Lane, argv: list[str], script: bytes) -> None:
+        """Connect a lane and wait until it takes orders."""
+        self._streams.add(lane)
+        try:
+            lane.stream = await self._connect(argv, lane)
+            lane.stream.write(script)
+            async with asyncio.timeout(START_SECONDS):
+                await lane.ready
+        except BaseException as error:
+            self._streams.discard(lane)
+            if lane.stream:
+                lane.stream.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxError(f"The sandbox did not answer within {START_SECONDS:g} s.") from None
+            raise
+
+    async def _begin_when_free(self, call: StreamCall) -> None:
+        """Wait for a lane, and open another one where that takes long."""
+        waiting: asyncio.Future[Lane] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        if self._lanes:
+            await asyncio.wait((waiting,), timeout=BUSY_SECONDS)
+        if not waiting.done() and len(self._lanes) + self._opening < MOST_LANES:
+            lane = Lane(self._token, self._reported, self._ended)
+            self._opening += 1
+            try:
+                script = self._script("lane", first="")
+                await self._ready(lane, self._argv(script), script)
+            except SandboxError as error:
+                call.fail(error)
+                if waiting.done():
+                    self._free(waiting.result())
+                waiting.cancel()
+                return
+            finally:
+                self._opening -= 1
+            self._lanes.append(lane)
+            self._free(lane)
+        lane = await waiting
+        lane.reserved = False
+        if call.id in self._calls and not call.ended.done():
+            self._send(call, lane)
+        else:
+            self._free(lane)
+
+    def _free(self, lane: Lane) -> None:
+        """Give a lane to whoever has waited longest."""
+        lane.call, lane.reserved = None, False
+        lane.show(False)
+        while self._waiting and lane in self._lanes and not lane.reserved:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                lane.reserved = True
+                waiting.set_result(lane)
+
+    def _send(self, call: StreamCall, lane: Lane) -> None:
+        lane.call, call.lane = call, lane
+        call.begun = True
+        data, texts = call.data, call.texts
+        kind = "b" if len(data) > TEXT_BYTES or b"\0" in data else "t"
+        sizes = " ".join(str(len(text)) for text in texts)
+        if call.verb == "g":
+            line = f"g {call.id} {sizes} {call.argument} {self._state}"
+        else:
+            line = f"{call.verb} {call.id} {sizes} {len(data)} {kind} {self._state}"
+        if call.verb == "x":
+            call.state = next(n for n in self._states if (n - self._state) % STATES)
+            line += f" {call.state}"
+        lane.order(line, *texts, data)
+
+    def _reported(self, lane: Lane, line: str) -> None:
+        """Reports come from inside and may be anything: nonsense is ignored."""
+        verb, _, rest = line.partition(" ")
+        number, _, value = rest.partition(" ")
+        if verb == "r" and not lane.ready.done():
+            lane.ready.set_result(None)
+        elif verb == "e":
+            lane.refuse(rest)
+        elif number.isdecimal():
+            with contextlib.suppress(ValueError):
+                self._call_reported(lane, verb, int(number), value)
+
+    def _call_reported(self, lane: Lane, verb: str, number: int, value: str) -> None:
+        call = lane.call if lane.call and lane.call.id == number else None
+        if verb == "k" and (killed := self._killing.pop(number, None)):
+            killed.set_result(None)
+        if call is None:
+            other = self._calls.get(number)
+            if other and other.job and verb in ("k", "d"):
+                other.end(int(value.split()[0]))
+        elif verb == "s":
+            lane.show(True)
+        elif verb == "n":
+            call.note = value
+        elif verb == "b":
+            # Children of an earlier call hold it; what they print is thrown away.
+            self._lanes.remove(lane)
+            lane.call, call.lane, call.begun = None, None, False
+            self._later(self._begin_when_free(call))
+        elif verb == "f":
+            call.refused = int(value)
+            call.end(1)
+            self._free(lane)
+        elif verb in ("d", "k"):
+            code, _, kept = value.partition(" ")
+            if kept and call.state and call.id in self._calls and not call.ended.done():
+                self._state = call.state
+            call.end(int(code))
+            self._free(lane)
+
+    def _ended(self, lane: Lane, reason: str) -> None:
+        self._streams.discard(lane)
+        lane.refuse(f"The sandbox could not be started: {reason or 'it ended at once'}.")
+        if lane is self._first:
+            if not self.lost:
+                self.fail("The sandbox has ended.")
+            return
+        # A command may kill a later lane; then it has killed itself, or we find out what is left.
+        if lane in self._lanes:
+            self._lanes.remove(lane)
+        call, lane.call = lane.call, None
+        if call:
+            call.lane = None
+            self._order_kill(call)
+            call.end(KILLED)
+
+    # Jobs.
+
+    async def _begin_job(self, call: StreamCall) -> None:
+        receiver = JobStream(self._token, call)
+        directory, command = call.texts
+        sizes = {"directory": len(directory), "command": len(command)}
+        script = self._script("job", id=call.id, **{"from": self._state}, **sizes)
+        self._streams.add(receiver)
+        try:
+            stream = receiver.stream = await self._connect(self._argv(script), receiver)
+        except SandboxError as error:
+            self._streams.discard(receiver)
+            call.fail(error)
+            return
+        if call.job and call.id in self._calls:
+            call.begun, call.job.stream = True, stream
+            stream.write(script + directory + command)
+        else:
+            stream.close()
+
+    def _script(self, name: str, **settings: str | int) -> bytes:
+        return stream_script(self._inside, self._token, name, settings).encode("utf-8", "surrogateescape")
+
+    def _argv(self, script: bytes) -> list[str]:
+        """Whose stdin begins with a script. It is in no command line, where each list of processes would show it."""
+        return [*self._inside.shell, "--norc", "--noprofile", "-c", BOOT, "gristmill", str(len(script))]
+
+    def _order_kill(self, call: StreamCall) -> None:
+        lane = call.lane or self._first
+        if lane:
+            lane.order(f"k {call.id} {call.job.pid or '' if call.job else ''}")
+
+    def _ask(self, call: StreamCall) -> None:
+        """Find out about a call that says nothing."""
+        if call.lane:
+            call.lane.order(f"w {call.id}")
+        elif call.job and call.job.pid and self._first:
+            self._first.order(f"w {call.id} {call.job.pid}")
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
