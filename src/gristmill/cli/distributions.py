@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from gristmill import plugins
 from gristmill.cli.console import Lines
 from gristmill.cli.flags import Kind, read_value
 from gristmill.cli.summary import table
@@ -15,21 +14,14 @@ from gristmill.distribution import (
     render_distribution,
     render_list,
 )
-from gristmill.distribution_rules import Distribution
 from gristmill.errors import UsageError
-from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
-
-
-def read_all(path: str | None) -> dict[str, Distribution]:
-    """The built-in distributions and those of a file. Raises `UsageError` for a name in it that is no toolset."""
-    toolsets = {*plugins.names("toolsets"), *TOOL_TO_TOOLSET_MAP.values(), "search"}
-    return load_distributions(path, toolsets=toolsets, tools=TOOL_TO_TOOLSET_MAP)
 
 
 def distributions(name: str | None, draws: str, seed: str, distributions_file: str | None, as_json: bool) -> int:
     """List all distributions, or draw from one."""
     lines = Lines(sys.stdout)
-    known = read_all(distributions_file)
+    # Any name of a toolset is taken here: those of --tools are known to a run only, which checks all names.
+    known = load_distributions(distributions_file)
     if name is None:
         if as_json:
             lines.document({key: known[key].plain() for key in sorted(known)})

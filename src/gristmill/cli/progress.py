@@ -23,6 +23,7 @@ class Tally:
         self.began = clock()
         self.total = self.before = self.ended = self.tokens = self.in_flight = self.limit = 0
         self.cost, self.cost_known = 0.0, True
+        self.unit = "prompts"
 
     def count(self, event: events.SessionEnded) -> None:
         """Add an ended session."""
@@ -34,7 +35,7 @@ class Tally:
     def __str__(self) -> str:
         minutes = max(self._clock() - self.began, 1e-9) / 60
         rate = self.ended / minutes
-        parts = [f"{self.before + self.ended}/{self.total} prompts", f"{rate:.1f}/min"]
+        parts = [f"{self.before + self.ended}/{self.total} {self.unit}", f"{rate:.1f}/min"]
         if self.in_flight:
             takes = f" (endpoint takes {self.limit})" if 0 < self.limit < self.in_flight else ""
             parts.append(f"{self.in_flight} in flight{takes}")
@@ -57,6 +58,8 @@ class Narrator:
         self._samples = config.samples_per_prompt
         self._clock = clock
         self._tally = Tally(clock)
+        if self._samples > 1:
+            self._tally.unit = "sessions"
         self._last_figures = clock()
 
     def __call__(self, event: events.Event) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from gristmill import build, events
 from gristmill.cli.console import Lines, Screen
-from gristmill.cli.distributions import read_all
 from gristmill.cli.figures import money
 from gristmill.cli.parsing import lazily
 from gristmill.cli.progress import Narrator, plan_lines
 from gristmill.cli.settings import read_config, warnings, with_key
 from gristmill.config import RunConfig
-from gristmill.distribution import render_list
+from gristmill.distribution import load_distributions, render_list
 from gristmill.errors import GristmillError
 from gristmill.model.pricing import Prices
 
@@ -36,7 +35,7 @@ _STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 def run(given: Mapping[str, Any]) -> int:
     """Run what the flags say; returns the exit status."""
     if given.get("list_distributions"):
-        Lines(sys.stdout).write(render_list(read_all(given.get("distributions_file"))))
+        Lines(sys.stdout).write(render_list(load_distributions(given.get("distributions_file"))))
         return 0
     config = with_key(read_config(given))
     if given.get("dry_run"):

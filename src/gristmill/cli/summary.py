@@ -13,8 +13,9 @@ _PERCENTILES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 def closing_lines(ended: RunEnded) -> list[str]:
     """All there is to say at the end of a run."""
+    what = "sessions" if ended.statistics["reconcile"]["samples"] > 1 else "prompts"
     return [
-        f"📊 BATCH PROCESSING COMPLETE: {ended.kept} of {ended.sessions} have a trajectory",
+        f"📊 BATCH PROCESSING COMPLETE: {ended.kept} of {ended.sessions} {what} have a trajectory",
         f"   Prompts processed this run: {ended.processed}",
         f"   Total trajectories in merged file: {ended.merged_rows}",
         f"   Batch files merged: {ended.merged_files}",
