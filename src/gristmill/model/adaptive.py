@@ -1,9 +1,9 @@
 """How many requests an endpoint gets at once: additive increase, multiplicative decrease, one limiter per worker.
 
-It begins low and opens by one per answer until the endpoint first says no (429, 503, 529). Then it closes by a tenth,
-opens quickly again to just below where that happened, and tries one more only after `PATIENCE` answers, so that
-refusals stay under one call in a hundred. When refusals come without an answer between them, nothing new starts until
-the endpoint's `Retry-After` has passed.
+It begins low and opens by half with each round of answers until the endpoint first says no (429, 503, 529). From then
+on it opens step by step in time, and closes to 95 % of what was accepted when it is told no again. Since all workers
+open alike and those with much lose more, they come to equal shares of what the endpoint gives them together. When
+refusals come without an answer between them, nothing new starts until the endpoint's `Retry-After` has passed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from collections import deque
 import msgspec
 
 from gristmill.errors import ErrorKind, ModelError
+from gristmill.model.retry import Ticket
 
-FIRST = 16  # requests at once at the beginning
-DECREASE = 0.9
-PATIENCE = 200  # answers at the known ceiling before one more is tried
+FIRST = 8  # requests at once at the beginning
+DECREASE = 0.95
+GROWTH = 1.5  # each step up without a refusal is larger than the one before by this factor
+STEP_SECONDS = 2.0  # at least this long between two steps up,
+STEP_ANSWERS = 10.0  # and this many times as long as an answer takes
 REFUSALS = frozenset({429, 503, 529})  # statuses that mean "too much at once"
 
 
@@ -38,8 +41,9 @@ class Limiter:
     def __init__(self, share: int) -> None:
         self._most = max(1, share)
         self._limit = float(min(self._most, FIRST))
-        self._ceiling: float | None = None  # where the endpoint last said no
-        self._patience = 0
+        self._step = 0.0  # of the next step up; 0: not yet refused, so by half with each round
+        self._stepped = 0.0  # when the last step up or down was made
+        self._latency = 0.0  # seconds of an answer, smoothed
         self._in_flight = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._generation = 0  # counts decreases: a burst of refusals is one
@@ -60,7 +64,7 @@ class Limiter:
             refused=self._refused,
         )
 
-    async def enter(self) -> int:
+    async def enter(self) -> Ticket:
         """Wait for a place; returns a ticket for `leave`."""
         if self._waiters or not self._free():
             place = asyncio.get_running_loop().create_future()
@@ -77,48 +81,46 @@ class Limiter:
                 raise
         else:
             self._in_flight += 1
-        return self._generation
+        return Ticket(self._generation, time.monotonic())
 
-    def leave(self, ticket: int, error: ModelError | None = None, *, answered: bool = True) -> None:
+    def leave(self, ticket: Ticket, error: ModelError | None = None, *, answered: bool = True) -> None:
         """Give the place back, with what came of it; `answered` False says nothing (a cancelled request)."""
         full = self._in_flight >= int(self._limit)
         self._in_flight -= 1
         if answered:
             self._calls += 1
             if error is None or error.status not in REFUSALS or error.kind is not ErrorKind.TRANSIENT:
-                self._take_answer(full)
+                self._take_answer(full, time.monotonic() - ticket.begun)
             else:
                 self._take_refusal(ticket, error)
         self._admit()
 
-    def _take_answer(self, full: bool) -> None:
+    def _take_answer(self, full: bool, seconds: float) -> None:
         self._refusals_in_a_row = 0
+        self._latency += (seconds - self._latency) * (0.1 if self._latency else 1.0)
         if not full or self._limit >= self._most:
             return
-        if self._ceiling is None:
-            step = 1.0
-        elif self._limit < self._ceiling - 1:
-            step = 4 / self._limit
-        else:
-            self._patience += 1
-            if self._patience < PATIENCE:
-                return
-            self._patience = 0
-            self._ceiling += 1
-            step = 1.0
-        self._limit = min(self._most, self._limit + step)
+        if not self._step:
+            self._limit += 0.5
+        elif time.monotonic() - self._stepped >= max(STEP_SECONDS, STEP_ANSWERS * self._latency):
+            self._stepped = time.monotonic()
+            self._limit += self._step
+            self._step *= GROWTH
+        self._limit = min(self._limit, self._most)
 
-    def _take_refusal(self, ticket: int, error: ModelError) -> None:
+    def _take_refusal(self, ticket: Ticket, error: ModelError) -> None:
         self._refused += 1
         self._refusals_in_a_row += 1
         if self._refusals_in_a_row > max(3, self._in_flight) and error.retry_after:
             self._quiet_until = max(self._quiet_until, time.monotonic() + error.retry_after)
-        if ticket != self._generation:
+        # What is still in flight is at most what the endpoint accepts; after a burst of refusals it is just that.
+        self._limit = max(1.0, min(self._limit, float(self._in_flight)))
+        if ticket.generation != self._generation:
             return  # begun before the last decrease: the same burst
         self._generation += 1
-        self._patience = 0
-        self._ceiling = max(1.0, float(self._in_flight + 1))
-        self._limit = max(1.0, min(self._limit, self._ceiling) * DECREASE)
+        self._limit = max(1.0, self._limit * DECREASE)
+        self._step = 1.0
+        self._stepped = time.monotonic()
 
     def _free(self) -> bool:
         return self._in_flight < int(self._limit) and time.monotonic() >= self._quiet_until

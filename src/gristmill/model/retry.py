@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from gristmill.errors import ModelError
 from gristmill.model.base import Attempt
@@ -15,14 +15,21 @@ from gristmill.model.base import Attempt
 T = TypeVar("T")
 
 
+class Ticket(NamedTuple):
+    """A place at a gate: after which of its decreases, and when (`time.monotonic()`) it was given."""
+
+    generation: int
+    begun: float
+
+
 class Gate(Protocol):
     """Admits requests; see `adaptive.Limiter`."""
 
-    async def enter(self) -> int:
+    async def enter(self) -> Ticket:
         """Wait for a place; returns a ticket for `leave`."""
         ...
 
-    def leave(self, ticket: int, error: ModelError | None = None, *, answered: bool = True) -> None:
+    def leave(self, ticket: Ticket, error: ModelError | None = None, *, answered: bool = True) -> None:
         """Give it back, with what came of it."""
         ...
 
@@ -74,7 +81,7 @@ async def with_retries(
     """
     attempts: list[Attempt] = []
     while True:
-        ticket = await gate.enter() if gate else 0
+        ticket = await gate.enter() if gate else None
         begun = time.monotonic()
         outcome: ModelError | None = None
         answered = True
@@ -103,6 +110,6 @@ async def with_retries(
             answered = False  # cancelled, say
             raise
         finally:
-            if gate:
+            if gate and ticket:
                 gate.leave(ticket, outcome, answered=answered)
         await sleep(pause)
