@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import sys
 
+from gristmill import plugins
 from gristmill.cli.console import Lines
-from gristmill.sandbox.reaper import reap
+from gristmill.errors import GristmillError
+
+# What each kind of sandbox may leave, and what removes it, if its worker is no more.
+_LEFTOVERS = {
+    "directories": "gristmill.sandbox.reaper:reap",
+    "containers": "gristmill.sandbox.docker_leftovers:reap",
+}
 
 
 def clean(as_json: bool) -> int:
-    """Remove directories and processes of sandboxes whose worker is no more."""
+    """Remove directories, processes and containers of sandboxes whose worker is no more."""
     lines = Lines(sys.stdout)
-    removed = reap()
+    removed: dict[str, int] = {}
+    unseen: dict[str, str] = {}
+    for name, place in _LEFTOVERS.items():
+        try:
+            removed[name] = plugins.find("sandboxes", place)()
+        except (GristmillError, OSError) as error:
+            unseen[name] = str(error)  # no engine here, or no library for it
     if as_json:
-        lines.document({"removed": removed})
-    else:
-        lines.write(f"✅ Removed what {removed} killed workers left." if removed else "✅ Nothing was left behind.")
+        lines.document({"removed": removed, "not_looked_at": unseen})
+        return 0
+    for name, count in removed.items():
+        lines.write(f"✅ {name}: {f'{count} removed' if count else 'nothing was left behind'}")
+    for name, reason in unseen.items():
+        lines.write(f"– {name}: not looked at. {reason}")
     return 0
