@@ -88,7 +88,7 @@ GROUP = click.Group(
 )
 
 
-def main(argv: Sequence[str] | None = None, *, program: str = "gristmill") -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status. `argv` None is that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "gristmill") -> in
     wordy = any(a.replace("-", "").lower() in ("verbose", "verbose=true") for a in arguments)
     try:
         # A command returns its exit status; None is success.
-        return GROUP.main(arguments, prog_name=program, standalone_mode=False) or 0
+        return GROUP.main(arguments, prog_name="gristmill", standalone_mode=False) or 0
     except click.ClickException as error:
         return _report(errors, usage_error(error), wordy=False)
     except GristmillError as error:
