@@ -42,13 +42,13 @@ class BubblewrapSandbox(ShellSandbox):
         super().__init__(spec, place)
         self._system_options = system_options
 
-    def _inside(self, directory: Path) -> Inside:
+    def _inside(self, directory: Path, memory: Path) -> Inside:
         (directory / "workspace").mkdir(mode=0o755)
         return Inside(io=IO, state=STATE, workspace=WORKSPACE, home=HOME, temp="/tmp", user=USER)
 
-    def _argv(self, directory: Path, inside: Inside) -> list[str]:
+    def _argv(self, directory: Path, memory: Path, inside: Inside) -> list[str]:
         options = [*self._system_options, *_private(MEMORY_BYTES)]
-        options += ["--bind", f"{directory}/workspace", WORKSPACE, "--ro-bind", f"{directory}/io", IO, "--dir", STATE]
+        options += ["--bind", f"{directory}/workspace", WORKSPACE, "--ro-bind", f"{memory}/io", IO, "--dir", STATE]
         if self.spec.network:
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         return [*options, "--remount-ro", "/", "--chdir", "/", "/bin/bash", "--norc", "--noprofile", f"{IO}/init"]

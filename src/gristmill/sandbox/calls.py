@@ -61,6 +61,7 @@ class Call:
 
     def __init__(self, number: int, order: Callable[[str], None]) -> None:
         self.id = number
+        self.files: list[str] = []  # of it, on the host
         self._order = order
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int | None] = self._loop.create_future()

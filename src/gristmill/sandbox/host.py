@@ -25,16 +25,16 @@ class HostSandbox(ShellSandbox):
 
     capabilities = Capabilities(isolated=False)
 
-    def _inside(self, directory: Path) -> Inside:
-        for name in ("state", "workspace", "home", "tmp"):
-            (directory / name).mkdir(mode=0o700)
+    def _inside(self, directory: Path, memory: Path) -> Inside:
+        for path in (memory / "state", directory / "workspace", directory / "home", directory / "tmp"):
+            path.mkdir(mode=0o700)
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
             user = str(os.getuid())
         return Inside(
-            io=f"{directory}/io",
-            state=f"{directory}/state",
+            io=f"{memory}/io",
+            state=f"{memory}/state",
             workspace=f"{directory}/workspace",
             home=f"{directory}/home",
             temp=f"{directory}/tmp",
@@ -42,7 +42,7 @@ class HostSandbox(ShellSandbox):
             mark=self._mark(directory),
         )
 
-    def _argv(self, directory: Path, inside: Inside) -> list[str]:
+    def _argv(self, directory: Path, memory: Path, inside: Inside) -> list[str]:
         return [BASH, "--norc", "--noprofile", f"{inside.io}/init"]
 
     def _destroy(self, directory: Path) -> None:

@@ -4,8 +4,11 @@
 <temporary directory>/
 └── gristmill-<uid>-<token>/   one worker, mode 0700, locked (flock) as long as the worker lives
     └── s-<n>/                 one sandbox
+/dev/shm/
+└── gristmill-<uid>-<token>/   the same for the small files of every command, where the machine has room for them:
+    └── s-<n>/                 on a busy disk making one costs a millisecond of CPU
 ```
-The token is also the beginning of the mark that a sandbox without namespaces puts on its processes.
+The first one's token is also the beginning of the mark that a sandbox without namespaces puts on its processes.
 """
 
 from __future__ import annotations
@@ -17,64 +20,90 @@ import itertools
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from gristmill.sandbox.process import kill_marked
 
 MARK = "SBX_CALL"  # environment variable of every command: which call it belongs to
+MEMORY = Path("/dev/shm")
+MEMORY_FREE = 256 << 20  # bytes that must be free there; a container often has 64 MiB in all
 
 
 class WorkerPlace:
-    """One worker's directory. Making it removes what dead workers of the same user left.
+    """One worker's directories. Making it removes what dead workers of the same user left.
 
     Args:
-        root: where to make it; the system's temporary directory if None.
+        root: where to make one for all; the system's temporary directory, and memory for small files, if None.
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or Path(tempfile.gettempdir())
-        reap(self.root)
-        prefix = _prefix()
-        while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=self.root))
-            self._lock = _lock(self.path)
-            if self._lock >= 0:
-                break  # else another worker took it for a dead one's in this very moment, and removes it
-        self.token = self.path.name.removeprefix(prefix)
+        reap(root)
+        self.path, lock = _claim(root or Path(tempfile.gettempdir()))
+        self._held = {self.path: lock}
+        self._memory = self.path
+        if root is None and _has_room(MEMORY):
+            self._memory, lock = _claim(MEMORY)
+            self._held[self._memory] = lock
+        self.token = self.path.name.removeprefix(_prefix())
         self._numbers = itertools.count(1)
 
-    def session(self) -> Path:
-        """A new directory for one sandbox."""
-        path = self.path / f"s-{next(self._numbers)}"
-        path.mkdir(mode=0o700)
-        return path
+    def session(self) -> tuple[Path, Path]:
+        """New directories for one sandbox: for what it holds, and for its small files; they may be the same."""
+        name = f"s-{next(self._numbers)}"
+        paths = self.path / name, self._memory / name
+        for path in set(paths):
+            path.mkdir(mode=0o700)
+        return paths
 
     def close(self) -> None:
-        """Remove it with all that is in it; idempotent."""
-        if self._lock >= 0:
-            remove_tree(self.path)
-            os.close(self._lock)
-            self._lock = -1
+        """Remove them with all that is in them; idempotent."""
+        while self._held:
+            path, lock = self._held.popitem()
+            remove_tree(path)
+            os.close(lock)
 
 
 def reap(root: Path | None = None) -> int:
-    """Remove what workers of this user that are no more left behind, and end marked processes of theirs; how many.
+    """Remove what workers of this user that are no more left behind, and end marked processes of theirs.
 
-    Never touches a directory whose owner lives, or anyone else's.
+    Never touches a directory whose owner lives, or anyone else's. Returns the number of directories.
     """
     reaped = 0
-    prefix = _prefix()
-    for path in (root or Path(tempfile.gettempdir())).glob(prefix + "*"):
-        lock = _lock(path)
-        if lock < 0:
-            continue
+    for path, lock in _dead((root,) if root else (Path(tempfile.gettempdir()), MEMORY)):
         try:
-            kill_marked(MARK, path.name.removeprefix(prefix) + ".")
+            kill_marked(MARK, path.name.removeprefix(_prefix()) + ".")
             remove_tree(path)
             reaped += 1
         finally:
             os.close(lock)
     return reaped
+
+
+def _dead(roots: tuple[Path, ...]) -> Iterator[tuple[Path, int]]:
+    for root in roots:
+        for path in root.glob(_prefix() + "*"):
+            lock = _lock(path)
+            if lock >= 0:
+                yield path, lock
+
+
+def _claim(root: Path) -> tuple[Path, int]:
+    """A new directory of ours, and the descriptor that holds its lock."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=root))
+        lock = _lock(path)
+        if lock >= 0:
+            return path, lock
+        # Another worker took it for a dead one's in this very moment, and removes it.
+
+
+def _has_room(memory: Path) -> bool:
+    try:
+        found = os.statvfs(memory)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize >= MEMORY_FREE and os.access(memory, os.W_OK)
 
 
 def remove_tree(top: Path) -> None:

@@ -26,40 +26,41 @@ class ShellSandbox(SupervisedSandbox):
 
     Args:
         spec: what the session asks of it.
-        place: where it gets a directory of its own on the host; its `workspace` below is the one inside.
+        place: where it gets directories of its own on the host. `workspace` in the first one is the one inside; `io`
+            in the second one is what it shares with its supervisor.
     """
 
     def __init__(self, spec: SandboxSpec, place: WorkerPlace) -> None:
         super().__init__(spec)
         self._place = place
-        self._directory: Path | None = None
+        self._directories: tuple[Path, Path] | None = None
         self._running: Supervisor | None = None
         self._stopping: asyncio.Future[None] | None = None
 
     @abstractmethod
-    def _inside(self, directory: Path) -> Inside:
+    def _inside(self, directory: Path, memory: Path) -> Inside:
         """Where things are inside; makes `directory/workspace` and what else the adapter needs."""
 
     @abstractmethod
-    def _argv(self, directory: Path, inside: Inside) -> list[str]:
+    def _argv(self, directory: Path, memory: Path, inside: Inside) -> list[str]:
         """The command line that runs `bash <io>/init` inside."""
 
     def _destroy(self, directory: Path) -> None:
-        """End what may be left when the supervisor has gone, before the directory is removed."""
+        """End what may be left when the supervisor has gone, before the directories are removed."""
 
     async def start(self) -> None:
-        if self._directory is not None or self._running is not None or self._stopping is not None:
+        if self._directories is not None or self._running is not None or self._stopping is not None:
             raise SandboxError("A sandbox starts once.")
         try:
-            directory = self._directory = self._place.session()
-            inside = self._inside(directory)
+            self._directories = directory, memory = self._place.session()
+            inside = self._inside(directory, memory)
             self.workspace = inside.workspace
             cwd = self._first_directory(directory / "workspace")
-            prepare(directory / "io", inside, cwd, self.spec.env)
+            prepare(memory / "io", inside, cwd, self.spec.env)
         except (OSError, ValueError) as error:
             raise SandboxError(f"The sandbox could not be prepared: {error}.") from error
-        self._running = Supervisor(f"{directory}/io")
-        await self._running.start(self._argv(directory, inside))
+        self._running = Supervisor(f"{memory}/io")
+        await self._running.start(self._argv(directory, memory, inside))
 
     async def stop(self) -> None:
         if self._stopping is None:
@@ -87,10 +88,11 @@ class ShellSandbox(SupervisedSandbox):
         await asyncio.wait((removing,), timeout=GRACE_SECONDS)
 
     def _remove(self) -> None:
-        directory, self._directory = self._directory, None
-        if directory is not None:
-            self._destroy(directory)
-            remove_tree(directory)
+        directories, self._directories = self._directories, None
+        if directories is not None:
+            self._destroy(directories[0])
+            for directory in directories:
+                remove_tree(directory)
 
 
 class ShellSandboxes(ABC):

@@ -99,6 +99,7 @@ class Supervisor:
             call.close()
             raise SandboxError(f"A command could not be started: {error}.") from error
         call.pipe = pipe
+        call.files.append(f"{self.io}/{call.id}.out")
         self._pipes.add(pipe)
         self._calls[call.id] = call
         self._due += CALL_BYTES
@@ -107,6 +108,7 @@ class Supervisor:
     async def place(self, call: Call, suffix: str, data: bytes) -> None:
         """Write one file of a call."""
         path = f"{self.io}/{call.id}{suffix}"
+        call.files.append(path)
         try:
             if len(data) > THREAD_BYTES:
                 await asyncio.to_thread(_write, path, data)
@@ -121,7 +123,10 @@ class Supervisor:
 
     def job(self, call: Call, command: str, output: Output) -> CallJob:
         """A job of a call that has not begun. Raises `OSError`."""
-        return ShellJob(call, command, output, f"{self.io}/{call.id}.in", self.kill)
+        stdin = f"{self.io}/{call.id}.in"
+        job = ShellJob(call, command, output, stdin, self.kill)
+        call.files.append(stdin)
+        return job
 
     async def kill(self, call: Call) -> None:
         """Kill all processes of a call. Raises `SandboxError` where the supervisor does not manage that."""
@@ -140,9 +145,9 @@ class Supervisor:
         call.pipe.catch_up()
         if not keep_output:
             call.pipe.drop()
-        for suffix in (".sh", ".in", ".out"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.io}/{call.id}{suffix}")  # noqa: PTH108 - on the path of every command
+        for path in call.files:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - on the path of every command
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for the call any more: kill it without waiting."""
@@ -235,5 +240,10 @@ class Supervisor:
 
 
 def _write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:  # noqa: PTH123 - on the path of every command
-        file.write(data)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
+import pytest
+
 from gristmill.sandbox.process import kill_marked
-from gristmill.sandbox.reaper import WorkerPlace, remove_tree
+from gristmill.sandbox.reaper import MEMORY, WorkerPlace, _has_room, reap, remove_tree
 
 
 def test_a_tree_deeper_than_any_path_and_call_stack(tmp_path: Path) -> None:
@@ -51,12 +54,26 @@ def test_a_workers_place_is_private_and_goes_away(tmp_path: Path) -> None:
     place, other = WorkerPlace(tmp_path), WorkerPlace(tmp_path)
     assert place.path != other.path and place.path.is_dir()
     assert place.path.stat().st_mode & 0o777 == 0o700
-    first, second = place.session(), place.session()
-    assert first != second and first.is_dir() and second.is_dir()
+    (first, _), (second, memory) = place.session(), place.session()
+    assert first != second and first.is_dir() and second.is_dir() and memory == second
     place.close()
     place.close()
     assert not place.path.exists() and other.path.is_dir()
     other.close()
+
+
+@pytest.mark.skipif(not _has_room(MEMORY), reason="no room in memory on this machine")
+def test_small_files_lie_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = WorkerPlace()
+    directory, memory = place.session()
+    assert directory.is_relative_to(tmp_path) and memory.is_relative_to(MEMORY) and memory.is_dir()
+    assert place.path.parent == tmp_path and memory.parent.stat().st_mode & 0o777 == 0o700
+    os.close(place._held.pop(memory.parent))  # as if its owner had died
+    reap()
+    assert not memory.parent.exists() and directory.exists()
+    place.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_marked_processes_are_killed() -> None:
