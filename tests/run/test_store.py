@@ -325,3 +325,25 @@ async def test_a_finished_copy_takes_the_place_of_a_failed_one(tmp_path: Path) -
         store.close()
         assert (counts["sessions"], counts["kept"], counts["failed"], counts["no_longer_in_dataset"]) == (1, 1, 0, 0)
         Layout(tmp_path / "r").index.unlink()  # the new key is known without the cache too
+
+
+async def test_the_document_names_every_file_and_field(tmp_path: Path) -> None:
+    store = open_store(tmp_path, ABC)
+    store.owed(tasks(ABC), 1)
+    await append_all(store, [kept(tasks(ABC)[0]), failed(tasks(ABC)[1]), discarded(tasks(ABC)[2])])
+    store.finalize()
+    store.close()
+    text = (Path(__file__).parents[2] / "docs" / "run-directory.md").read_text(encoding="utf-8")
+    root = tmp_path / "r"
+    for path in root.iterdir():
+        assert f"`{path.name.replace('_0.', '_<N>.')}`" in text, path.name
+    lines = [json.loads(line) for line in (root / "batch_0.jsonl").read_bytes().splitlines()]
+    objects = [*lines, lines[0]["usage"], lines[0]["reasoning_stats"], lines[1]["error"], statistics(tmp_path)]
+    objects += [statistics(tmp_path)["reconcile"], json.loads((root / "checkpoint.json").read_bytes())]
+    manifest = json.loads((root / "run.json").read_bytes())
+    objects += [manifest, manifest["dataset"], manifest["invocations"][0]]
+    for found in objects:
+        for key in found:
+            assert f"`{key}`" in text or f'"{key}"' in text, key
+    for key in lines[0]["metadata"]:
+        assert f"`metadata.{key}`" in text, key
