@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -63,10 +64,7 @@ class EndpointModel:
         begun = time.monotonic()
         try:
             answer = await (self._streamed(body) if self._stream else self._whole(body))
-            error = classify.inner_error(answer)
-            if error is not None:
-                raise error
-            reply = self._dialect.decode(answer, request)
+            reply = understand(self._dialect, answer, request)
         except ModelError as error:
             raise classify.scrub(error, self._secret) from error.__cause__
         return msgspec.structs.replace(
@@ -87,7 +85,8 @@ class EndpointModel:
                 if not events and _is_whole(event):
                     return event
                 events += 1
-                collector.feed(event)
+                with _shape(event):
+                    collector.feed(event)
         return collector.answer()
 
     def _parse(self, raw: bytes) -> dict[str, Any]:
@@ -100,6 +99,24 @@ class EndpointModel:
         if not isinstance(answer, dict):
             raise classify.not_an_answer("not a JSON object", raw)
         return answer
+
+
+def understand(dialect: Dialect, answer: dict[str, Any], request: Request) -> Reply:
+    """The reply that an answer holds. Raises `ModelError` for an error inside, and for whatever is no answer."""
+    with _shape(answer):
+        error = classify.inner_error(answer)
+        if error is not None:
+            raise error
+        return dialect.decode(answer, request)
+
+
+@contextlib.contextmanager
+def _shape(answer: dict[str, Any]) -> Iterator[None]:
+    """JSON that is shaped unlike any answer (a text where an object should be) is malformed, not an error of ours."""
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise classify.not_an_answer(f"an answer of an unknown shape ({error!r})", jsontext.encode(answer)) from error
 
 
 def _is_whole(event: dict[str, Any]) -> bool:
