@@ -67,7 +67,7 @@ def _with_calls(turns: Any) -> list[dict[str, Any]]:
 def tools_of_rows(layout: Layout) -> list[str]:
     """The tools that rows of the reference know: those that all of them count, for each counts every tool there is."""
     common: dict[str, None] | None = None
-    lines = (line for batch in layout.batch_sizes() for line in _lines(layout, batch))
+    lines = (line for batch in layout.batches() for line in _lines(layout, batch))
     for line in islice(lines, _SAMPLE):
         stats = line.get("tool_stats")
         if isinstance(stats, dict) and stats:

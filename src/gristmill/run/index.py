@@ -141,14 +141,14 @@ class Index:
     def refresh(self) -> None:
         """Read what the batch files hold beyond the index; read all of them where the index does not fit."""
         with self._writing():
-            sizes = self._layout.batch_sizes()
+            files = self._layout.batches()
             known = self._known() if self._is_ours() else None
-            if known is None or not self._fits(known, sizes):
+            if known is None or not self._fits(known, files):
                 self._clear()
                 known = {}
-            for batch, size in sizes.items():
+            for batch, status in files.items():
                 begin, lines = known.get(batch, (0, 0, 0))[::2]
-                if size > begin:
+                if status.st_size > begin:
                     self._scan(batch, begin, lines)
 
     def _is_ours(self) -> bool:
@@ -162,15 +162,12 @@ class Index:
     def _known(self) -> dict[int, tuple[int, int, int]]:
         return {row[0]: row[1:] for row in self._database.execute("SELECT batch, size, mtime, lines FROM files")}
 
-    def _fits(self, known: Mapping[int, tuple[int, int, int]], sizes: Mapping[int, int]) -> bool:
+    def _fits(self, known: Mapping[int, tuple[int, int, int]], files: Mapping[int, os.stat_result]) -> bool:
         for batch, (size, mtime, _) in known.items():
-            now = sizes.get(batch, -1)
-            if now < size:
+            now = files.get(batch)
+            if now is None or now.st_size < size or (now.st_size == size and now.st_mtime_ns != mtime):
                 return False
-            path = self._layout.batch(batch)
-            if now == size and path.stat().st_mtime_ns != mtime:
-                return False
-            if now > size > 0 and _byte_before(path, size) != b"\n":
+            if now.st_size > size > 0 and _byte_before(self._layout.batch(batch), size) != b"\n":
                 return False
         return True
 
@@ -233,7 +230,8 @@ class Index:
     def torn(self) -> list[int]:
         """Batch files that hold more than complete lines."""
         known = self._known()
-        return [batch for batch, size in self._layout.batch_sizes().items() if size > known.get(batch, (0,))[0]]
+        files = self._layout.batches().items()
+        return [batch for batch, status in files if status.st_size > known.get(batch, (0,))[0]]
 
     def accept(self, batch: int) -> None:
         """Take a batch file as it is where only its time differs: its torn tail, which is not indexed, was cut."""

@@ -19,6 +19,7 @@ N counts from 0, T is a time. A file that is being replaced is written as `.<nam
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -80,33 +81,35 @@ class Layout:
         """Session records of a batch."""
         return self.root / f"sessions_{number}.jsonl.zst"
 
-    def batch_sizes(self) -> dict[int, int]:
-        """Numbers of the batch files in number order, with their sizes in bytes; empty where there is no directory."""
-        try:
-            found = [(int(m[1]), path) for path in self.root.iterdir() if (m := _BATCH.fullmatch(path.name))]
-        except FileNotFoundError:
-            return {}
-        return {number: path.stat().st_size for number, path in sorted(found)}
+    def batches(self) -> dict[int, os.stat_result]:
+        """The batch files that there are, by number and in its order, with what the file system says of each."""
+        found = {int(m[1]): entry.stat() for entry in self._entries() if (m := _BATCH.fullmatch(entry.name))}
+        return dict(sorted(found.items()))
 
     def next_batch(self) -> int:
         """The number after the highest that any file carries."""
-        try:
-            numbers = [int(m[1]) for path in self.root.iterdir() if (m := _NUMBERED.fullmatch(path.name))]
-        except FileNotFoundError:
-            return 0
-        return max(numbers, default=-1) + 1
+        return max((int(m[1]) for entry in self._entries() if (m := _NUMBERED.fullmatch(entry.name))), default=-1) + 1
 
     def holds_outcomes(self) -> bool:
         """True where a run has left rows here."""
-        if any(self.batch_sizes().values()):
-            return True
-        return self.trajectories.exists() and self.trajectories.stat().st_size > 0
+        merged = self.trajectories.name
+        return any(
+            (entry.name == merged or _BATCH.fullmatch(entry.name)) and entry.stat().st_size > 0
+            for entry in self._entries()
+        )
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.root) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            return []
 
     def written(self) -> tuple[str, ...]:
         """Names of what is there for a user to look at, in the order drawn above; many batch files as a pattern."""
         shown = [self.manifest, self.checkpoint, self.trajectories, self.statistics, self.report]
         names = [path.name for path in shown if path.exists()]
-        if self.batch_sizes():
+        if any(_BATCH.fullmatch(entry.name) for entry in self._entries()):
             names[1:1] = ["batch_*.jsonl", "sessions_*.jsonl.zst"]
         return tuple(names)
 

@@ -70,7 +70,7 @@ def merge(
     """
     begun = time.monotonic()
     tell = listen or (lambda event: None)
-    files = len(layout.batch_sizes())
+    files = len(layout.batches())
     tell(events.Merging(files=files))
     work = _Merge(layout, index, manifest, filters)
     try:
@@ -105,7 +105,7 @@ def run_facts(layout: Layout, manifest: Manifest, **more: Any) -> Facts:
         distribution=manifest.distribution,
         model=manifest.model,
         batch_size=manifest.settings.get("batch_size", 0),
-        batches=len(layout.batch_sizes()),
+        batches=len(layout.batches()),
         prompts=manifest.dataset.prompts,
         refused=manifest.dataset.refused,
         samples=manifest.dataset.samples,

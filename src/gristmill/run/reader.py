@@ -39,7 +39,7 @@ class RunReader:
             StoreError: its files cannot be read.
         """
         self.layout = Layout(Path(root))
-        if not self.layout.manifest.exists() and not self.layout.batch_sizes():
+        if not self.layout.manifest.exists() and not self.layout.batches():
             raise SetupError(
                 f"{root} is no run directory: it holds neither run.json nor batch files.",
                 "Give a directory like data/<run_name>.",

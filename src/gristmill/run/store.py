@@ -113,7 +113,7 @@ class RunStore:
         notes = [note] if (note := check_checkpoint(layout, config.run_name)) else []
         self.resumed = layout.holds_outcomes()
         manifest = read_manifest(layout) if self.resumed else None
-        if self.resumed and not layout.batch_sizes():
+        if self.resumed and not layout.batches():
             kept = set_aside(layout.trajectories, "earlier")
             notes.append(f"There are no batch files, so trajectories.jsonl cannot be made again; kept as {kept.name}.")
         self._index = Index(layout)
@@ -158,7 +158,7 @@ class RunStore:
         return [sentence for sentence in said if sentence]
 
     def _time_of_last_row(self) -> float:
-        return max((self.layout.batch(n).stat().st_mtime for n in self.layout.batch_sizes()), default=0.0)
+        return max((status.st_mtime for status in self.layout.batches().values()), default=0.0)
 
     @property
     def seed(self) -> int:
