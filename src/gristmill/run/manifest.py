@@ -47,7 +47,7 @@ FREE = frozenset(
         "retry",
         "run_name",
         "samples_per_prompt",
-        "seed",  # compared with the seed that was drawn, see `changes`
+        "seed",  # compared with the seed that was drawn, see `changed_settings`
         "verbosity",
     }
 )
@@ -179,7 +179,7 @@ def end_invocation(manifest: Manifest, seconds: float, reason: str) -> None:
     present.ended, present.seconds, present.reason = timestamp(), seconds, reason
 
 
-def changes(manifest: Manifest, config: RunConfig) -> list[str]:
+def changed_settings(manifest: Manifest, config: RunConfig) -> list[str]:
     """Settings that differ from the run's own, as `model: a → b`; those that shape no row may differ freely."""
     old, new = _flat(manifest.settings), _flat(config.public())
     found = [

@@ -23,7 +23,7 @@ from gristmill.run.lock import Lock
 from gristmill.run.manifest import (
     Manifest,
     begin_invocation,
-    changes,
+    changed_settings,
     dataset_facts,
     end_invocation,
     new_manifest,
@@ -39,6 +39,8 @@ from gristmill.types import Usage
 
 __all__ = ["Owed", "Resume", "RunStore"]
 
+_NOTED = 20  # unreadable lines that are named one by one
+
 
 class RunStore:
     """One invocation's hold on a run directory; made by `open`, given back by `close`.
@@ -47,17 +49,28 @@ class RunStore:
     sentences for the user about what was found and mended. `resumed` is True where there were outcomes.
     """
 
-    def __init__(self, layout: Layout, lock: Lock) -> None:
-        """Of an owned directory; `open` is the way in."""
+    def __init__(
+        self,
+        layout: Layout,
+        lock: Lock,
+        index: Index,
+        manifest: Manifest,
+        *,
+        filters: Sequence[ActiveFilter],
+        changes: Sequence[str],
+        notes: Sequence[str],
+        resumed: bool,
+    ) -> None:
+        """Of a directory that is owned and in order; `open` is the way in."""
         self.layout = layout
-        self.manifest: Manifest
-        self.changes: tuple[str, ...] = ()
-        self.notes: tuple[str, ...] = ()
-        self.resumed = False
+        self.manifest = manifest
+        self.changes = tuple(changes)
+        self.notes = tuple(notes)
+        self.resumed = resumed
         self._lock = lock
-        self._index: Index
+        self._index = index
         self._index_follows = True
-        self._filters: tuple[ActiveFilter, ...] = ()
+        self._filters = tuple(filters)
         self._journal = Journal(layout, self._landed)
         self._checkpoint: Checkpoint | None = None
         self._checkpointing = asyncio.Lock()
@@ -93,72 +106,36 @@ class RunStore:
             layout.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_error(layout.root, error) from error
-        store = cls(layout, Lock(layout.lock))
-        try:
-            if not resume and layout.holds_outcomes():
+        with contextlib.ExitStack() as undo:
+            lock = Lock(layout.lock)
+            undo.callback(lock.release)
+            resumed = layout.holds_outcomes()
+            if resumed and not resume:
                 raise RunConflict(
                     f"The run directory {layout.root} already holds outcomes.",
                     "Continue that run with --resume, or start another one with a different --run_name.",
                 )
-            store._take(config, dataset, known_tools, allow_changes=allow_changes)
-        except BaseException:
-            store.close()
-            raise
-        store._filters = tuple(filters)
-        return store
-
-    def _take(self, config: RunConfig, dataset: Dataset, known_tools: Sequence[str], *, allow_changes: bool) -> None:
-        layout = self.layout
-        sweep_temporaries(layout.root)
-        notes = [note] if (note := check_checkpoint(layout, config.run_name)) else []
-        self.resumed = layout.holds_outcomes()
-        manifest = read_manifest(layout) if self.resumed else None
-        if self.resumed and not layout.batches():
-            kept = set_aside(layout.trajectories, "earlier")
-            notes.append(f"There are no batch files, so trajectories.jsonl cannot be made again; kept as {kept.name}.")
-        self._index = Index(layout)
-        notes += self._mend_tails()
-        notes += [f"{fault.file} line {fault.line} is unreadable ({fault.reason})." for fault in self._index.damage()]
-        if manifest is None:
-            manifest = new_manifest(config, dataset, known_tools)
-            if self.resumed:
+            earlier = read_manifest(layout) if resumed else None
+            index = Index(layout)
+            undo.callback(index.close)
+            manifest = earlier or new_manifest(config, dataset, known_tools)
+            changed: list[str] = []
+            if earlier is not None:
+                # Where nothing but failures is on record, no row can disagree with another one.
+                changed = _take_settings(earlier, config, allowed=allow_changes or not index.settled())
+                earlier.known_tools = list(dict.fromkeys((*earlier.known_tools, *known_tools)))
+                earlier.dataset = dataset_facts(config, dataset)
+            elif resumed:
                 manifest.made_by = "reference"
                 manifest.adopted_tools = [name for name in tools_of_rows(layout) if name not in known_tools]
-        else:
-            self._compare(manifest, config, allow_changes=allow_changes)
-            manifest.known_tools = list(dict.fromkeys((*manifest.known_tools, *known_tools)))
-            manifest.dataset = dataset_facts(config, dataset)
-            manifest.versions = versions()
-        begin_invocation(manifest, self.changes, self._time_of_last_row())
-        write_manifest(layout, manifest)
-        self._index.rename(manifest.renamed)
-        self.manifest, self.notes = manifest, tuple(notes)
-
-    def _compare(self, manifest: Manifest, config: RunConfig, *, allow_changes: bool) -> None:
-        found = changes(manifest, config)
-        # Where nothing but failures is on record, no row can disagree with another one.
-        if found and not allow_changes and self._index.settled():
-            raise RunConflict(
-                f"The settings of the run {config.run_name} have changed: {'; '.join(found)}.",
-                "Give the old ones, or --allow_changes to go on with the new ones, or choose another --run_name.",
-            )
-        self.changes = tuple(found)
-        manifest.settings = config.public()
-        manifest.model, manifest.distribution = config.model.name, config.distribution
-        if config.seed is not None:
-            manifest.seed = config.seed
-
-    def _mend_tails(self) -> list[str]:
-        said = []
-        for batch in self._index.torn():
-            said.append(mend_tail(self.layout.batch(batch)))
-            self._index.accept(batch)
-        if said:
-            self._index.refresh()
-        return [sentence for sentence in said if sentence]
-
-    def _time_of_last_row(self) -> float:
-        return max((status.st_mtime for status in self.layout.batches().values()), default=0.0)
+            notes = _tidy(layout, index, config.run_name)
+            last_row = max((status.st_mtime for status in layout.batches().values()), default=0.0)
+            begin_invocation(manifest, changed, last_row)
+            write_manifest(layout, manifest)
+            index.rename(manifest.renamed)
+            store = cls(layout, lock, index, manifest, filters=filters, changes=changed, notes=notes, resumed=resumed)
+            undo.pop_all()
+            return store
 
     @property
     def seed(self) -> int:
@@ -257,6 +234,41 @@ class RunStore:
     def close(self) -> None:
         """Give the directory back; idempotent. An invocation that was not finalized stays open in `run.json`."""
         self._journal.close()
-        if hasattr(self, "_index"):
-            self._index.close()
+        self._index.close()
         self._lock.release()
+
+
+def _take_settings(manifest: Manifest, config: RunConfig, *, allowed: bool) -> list[str]:
+    """Enter the settings of a new invocation, and list those that differ. Raises `RunConflict` where they may not."""
+    found = changed_settings(manifest, config)
+    if found and not allowed:
+        raise RunConflict(
+            f"The settings of the run {config.run_name} have changed: {'; '.join(found)}.",
+            "Give the old ones, or --allow_changes to go on with the new ones, or choose another --run_name.",
+        )
+    manifest.settings = config.public()
+    manifest.model, manifest.distribution = config.model.name, config.distribution
+    manifest.versions = versions()
+    if config.seed is not None:
+        manifest.seed = config.seed
+    return found
+
+
+def _tidy(layout: Layout, index: Index, run_name: str) -> list[str]:
+    """Put in order what a crash or a stranger left, and say what was found."""
+    sweep_temporaries(layout.root)
+    notes = [check_checkpoint(layout, run_name)]
+    torn = index.torn()
+    for batch in torn:
+        notes.append(mend_tail(layout.batch(batch)))
+        index.accept(batch)
+    if torn:
+        index.refresh()
+    if layout.holds_outcomes() and not layout.batches():
+        kept = set_aside(layout.trajectories, "earlier")
+        notes.append(f"There are no batch files, so trajectories.jsonl cannot be made again; kept as {kept.name}.")
+    damage = index.damage()
+    notes += [f"{fault.file} line {fault.line} is unreadable ({fault.reason})." for fault in damage[:_NOTED]]
+    if len(damage) > _NOTED:
+        notes.append(f"{len(damage) - _NOTED} more lines are unreadable.")
+    return [note for note in notes if note]
