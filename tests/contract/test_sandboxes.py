@@ -187,6 +187,21 @@ async def test_etc_holds_no_accounts_and_no_keys(local: BubblewrapSandboxes) -> 
         )
 
 
+async def test_what_lies_in_memory_is_bounded_and_the_rest_read_only(local: BubblewrapSandboxes) -> None:
+    async with started(local) as box:
+        sizes = await text(box, "df --block-size=1M --output=size /tmp /home /run /dev/shm | tail -n +2 | tr -d ' '")
+        assert sizes.split() == ["1024", "1024", "64", "1024"]
+        full = await box.exec("head -c 70000000 /dev/zero > /run/x", timeout=20)
+        assert full.exit_code != 0 and b"No space left" in full.output
+        writable = (
+            "find / -xdev -type d -writable; find /dev /var /etc /usr/local -type d -writable -not -path '/dev/pts*'"
+        )
+        assert (
+            await text(box, f"({writable}) 2>/dev/null | sort | tr '\\n' ' '") == "/dev/shm /home /run /tmp /workspace "
+        )
+        assert await text(box, "echo x > /dev/shm/x && cat /dev/shm/x && echo x > /var/tmp/x && cat /tmp/x") == "x\nx"
+
+
 async def test_what_must_not_be_seen_is_empty(tmp_path: Path) -> None:
     provider = BubblewrapSandboxes(tmp_path, hidden=(Path("/usr/share/doc"), Path("/"), Path("/usr")))
     async with started(provider) as box:

