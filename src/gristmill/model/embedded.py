@@ -66,8 +66,6 @@ class EmbeddedServer:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                # Spinning threads starve each other on a busy machine: 1 token a second instead of 40.
-                env={**os.environ, "OMP_WAIT_POLICY": "passive"},
                 start_new_session=True,  # Ctrl-C is for the runner, which stops this one last
             )
             try:
@@ -114,6 +112,8 @@ def _threads() -> int:
 
 def main() -> None:
     """The child: serve until the parent closes our stdin, or is gone."""
+    # Spinning threads starve each other on a busy machine: 1 token a second instead of 40. Read when the library loads.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
     import xllamacpp
 
     path, slots, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
