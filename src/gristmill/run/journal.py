@@ -20,7 +20,7 @@ from gristmill.run.layout import Layout, aside_name
 from gristmill.trajectory import decode_row
 
 GROUP_SECONDS = 0.025  # a group starts at least this long after the one before it
-GROUP_LIMIT = 512  # sessions in one group
+GROUP_LIMIT = 128  # sessions in one group, and so files open at once
 _FLUSHES = 8  # at a time: the file system joins them, so eight take little longer than one
 _BLOCK = 1 << 16
 
