@@ -65,10 +65,11 @@ class AnthropicDialect:
     def headers(self) -> dict[str, str]:
         """Content type, version and key."""
         headers = {"Content-Type": "application/json", "anthropic-version": VERSION}
-        if self._config.api_key:
-            headers["x-api-key"] = self._config.api_key
+        key = self._config.api_key.strip()
+        if key:
+            headers["x-api-key"] = key
             if not self._config.host.endswith("anthropic.com"):
-                headers["Authorization"] = f"Bearer {self._config.api_key}"  # other hosts of this API differ
+                headers["Authorization"] = f"Bearer {key}"  # other hosts of this API differ
         return headers
 
     def encode(self, request: Request) -> bytes:

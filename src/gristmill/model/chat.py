@@ -57,8 +57,9 @@ class ChatDialect:
     def headers(self) -> dict[str, str]:
         """Content type and key."""
         headers = {"Content-Type": "application/json", **hosts.headers(self._config)}
-        if self._config.api_key:
-            headers["Authorization"] = f"Bearer {self._config.api_key}"
+        key = self._config.api_key.strip()  # a newline at its end would break the header
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         return headers
 
     def encode(self, request: Request, more: dict[str, Any] | None = None) -> bytes:

@@ -56,7 +56,7 @@ def make_model(config: ModelConfig, *, concurrency: int = 256, backoff: Backoff 
         limiter=Limiter(concurrency),
         prices=Prices(config),
         stream=config.stream,
-        secret=config.api_key,
+        secret=config.api_key.strip(),
     )
 
 
@@ -77,7 +77,7 @@ async def probe(config: ModelConfig) -> list[str]:
             if error.kind is ErrorKind.AUTH:
                 raise error
     except ModelError as error:
-        message = classify.scrub(error, config.api_key).message
+        message = classify.scrub(error, config.api_key.strip()).message
         raise SetupError(
             f"The endpoint {where} cannot be used: {message}.", error.mend or "Check --base_url."
         ) from None

@@ -57,6 +57,12 @@ async def test_a_wrong_key_is_an_error_without_the_key() -> None:
     assert "wrong-key" not in str(caught.value)
 
 
+async def test_a_key_with_a_newline_at_its_end_works() -> None:
+    async with ScriptedEndpoint([say("x")], api_key="right") as endpoint:
+        for dialect in ("chat", "anthropic"):
+            assert await probe(config(endpoint.url, api_key="right\n", dialect=dialect)) == []
+
+
 async def test_an_endpoint_that_is_down_is_an_error() -> None:
     async with ScriptedEndpoint([say("x")]) as endpoint:
         url = endpoint.url
