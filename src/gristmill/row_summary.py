@@ -127,12 +127,12 @@ def _lenient(data: Mapping[str, Any]) -> _Line:
     if isinstance(turns, list):
         found.conversations = found.conversations or []
         if found.reasoning_stats is None:
-            thoughts = [has_reasoning(t.get("value")) for t in turns if isinstance(t, dict) and t.get("from") == "gpt"]
+            thoughts = [_has_reasoning(t.get("value")) for t in turns if isinstance(t, dict) and t.get("from") == "gpt"]
             found.reasoning_stats = _Reasoning(len(thoughts), sum(thoughts), len(thoughts) - sum(thoughts))
     return found
 
 
-def has_reasoning(value: Any) -> bool:
+def _has_reasoning(value: Any) -> bool:
     """True where the text of a `gpt` turn begins with a think block that is not empty."""
     if not isinstance(value, str) or not value.startswith("<think>"):
         return False

@@ -10,6 +10,7 @@
 ├── checkpoint.json           for users of the reference; a cache too
 ├── checkpoint.json.<why>-<T> a checkpoint that was damaged or another run's
 ├── trajectories.jsonl        the merged result
+├── trajectories.jsonl.earlier-<T>  one whose batch files are gone
 ├── statistics.json           figures of the whole run
 ├── report.html               the same to look at
 └── .lock                     held by the process that owns the directory; says its pid
