@@ -104,6 +104,7 @@ INSIDE = {
     "model.embedded": "the extra `local`, in the child that serves the model",
     "model.pricing": "the extra `prices`",
     "tools.browser": "the extra `browser`",
+    "tools.mcp": "the extra `mcp`",
     "plugins": "parts are imported when they are asked for",
     "tools.extract": "the extra `web`, in the child that reads documents",
     "tools.providers.ddgs": "the extra `web`",

@@ -42,5 +42,6 @@ BUILTIN_TOOLSETS: Mapping[str, str] = MappingProxyType(
         "image_gen": "gristmill.tools.image_gen:IMAGE_GEN",
         "terminal": "gristmill.tools.terminal:TERMINAL",
         "file": "gristmill.tools.files:FILE",
+        "browser": "gristmill.tools.browser:BROWSER",
     }
 )

@@ -15,15 +15,17 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.unit.tools_browser.conftest import BWRAP, WAYS, Session, Worker
-from tests.unit.tools_browser.site import Site
+
+pytest.importorskip("playwright", reason="the extra browser is not installed")
 
 from gristmill.tools.browser import BROWSER
 from gristmill.tools.browsing import PageError, chromium, pages
 from gristmill.tools.browsing.chromium import Confinement, Lair, confinements, sweep
 from gristmill.tools.browsing.host import BrowserHost
+from support.browsing import BWRAP, MARKS, WAYS, Session, Worker
+from support.site import Site
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = MARKS
 OURS = (chromium.PREFIX, "playwright")
 
 
@@ -178,7 +180,7 @@ async def test_a_confined_browser_sees_no_file_and_no_network_of_the_host(
 
 SCRIPT = """
 import asyncio, sys
-from tests.unit.tools_browser.conftest import Worker
+from support.browsing import MARKS, Worker
 from gristmill.tools.browsing import chromium
 from gristmill.tools.browsing.host import BrowserHost
 async def main():
@@ -201,7 +203,7 @@ async def test_a_killed_worker_leaves_no_process(site: Site, bubblewrap: bool, g
         *(sys.executable, "-c", textwrap.dedent(SCRIPT), site.url("/third"), str(bubblewrap)),
         stdout=subprocess.PIPE,
         start_new_session=True,
-        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())},
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert worker.stdout is not None
     assert (await worker.stdout.readline()) == b"ready\n"

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from tests.unit.tools_browser.conftest import WAYS, Session, Worker
-from tests.unit.tools_browser.site import Site
+
+pytest.importorskip("playwright", reason="the extra browser is not installed")
 
 from gristmill.sandbox.base import Job
 from gristmill.tools.browsing import chromium, relay
 from gristmill.tools.browsing.chromium import confinements
 from gristmill.tools.browsing.host import BrowserHost
 from gristmill.tools.browsing.proxy import Outlet
+from support.browsing import MARKS, WAYS, Session, Worker
+from support.site import Site
 
 # A server for inside a sandbox: files, an echo of bodies, and an echo of WebSocket messages. Standard library only.
 SERVER = r"""
@@ -59,7 +61,7 @@ class S(socketserver.ThreadingMixIn, http.server.HTTPServer):
 s = S(("127.0.0.1", 0), H); print(s.server_address[1], flush=True); s.serve_forever()
 """
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = MARKS
 
 
 async def serve(session: Session) -> tuple[int, Job]:

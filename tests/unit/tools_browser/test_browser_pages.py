@@ -7,13 +7,15 @@ import base64
 from pathlib import Path
 
 import pytest
-from tests.unit.tools_browser.conftest import Session, Worker
-from tests.unit.tools_browser.site import Site
+
+pytest.importorskip("playwright", reason="the extra browser is not installed")
 
 from gristmill.tools.base import AskModel
 from gristmill.tools.browsing import downloads, pages
+from support.browsing import MARKS, Session, Worker
+from support.site import Site
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = MARKS
 
 
 async def test_a_page_is_worked_through_with_the_tools_alone(session: Session, site: Site) -> None:
