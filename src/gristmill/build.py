@@ -25,7 +25,7 @@ from gristmill.errors import SetupError
 from gristmill.model import select
 from gristmill.model.embedded import EmbeddedServer
 from gristmill.model.embedded import problem as embedded_problem
-from gristmill.offer import find_toolsets, load_toolset, own_toolsets
+from gristmill.offer import McpServers, ask_mcp_servers, find_toolsets, load_toolset, own_toolsets
 from gristmill.quality.filters import parse_filters
 from gristmill.run import frames
 from gristmill.run.budget import Budget
@@ -44,6 +44,12 @@ from gristmill.tools.base import AskModel, Toolset
 from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
 from gristmill.types import Message, Usage
 
+# What a warning says at every start.
+NOT_ISOLATED: Mapping[str, str] = {
+    "host": "commands of the model run on this machine as you.",
+    "ssh": "commands of the model run on the remote host as the user who logs in there, and see what that user sees.",
+}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -59,6 +65,7 @@ class Plan:
     offered: Mapping[str, Toolset]
     missing: Mapping[str, str] = field(default_factory=dict)
     always: tuple[str, ...] = ()
+    mcp: McpServers | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -76,16 +83,17 @@ async def check(config: RunConfig) -> Plan:
     config.validate()
     parse_filters(config.filters)
     dataset = read_tasks(config.dataset_file, prompt_field=config.prompt_field, max_samples=config.max_samples)
-    own = own_toolsets(config)
+    mcp = await ask_mcp_servers(config, os.environ)
+    own = own_toolsets(config, mcp)
     known = [*plugins.names("toolsets"), *own]
     distribution = find_distribution(load_distributions(config.distributions_file, toolsets=known), config.distribution)
     offered, missing = find_toolsets(config, dataset, distribution, own)
-    problem = sandbox_class(config).problem()
+    problem = sandbox_class(config).problem(config.sandbox.options)
     if problem:
         raise SetupError(problem)
     warnings = list(select.warnings_for(config.model))
-    if config.sandbox.kind == "host":
-        warnings.append("--sandbox=host isolates nothing: commands of the model run on this machine as you.")
+    if config.sandbox.kind in NOT_ISOLATED:
+        warnings.append(f"--sandbox={config.sandbox.kind} isolates nothing: {NOT_ISOLATED[config.sandbox.kind]}")
     if config.model.reasoning_disabled and "no_reasoning" in config.filters:
         warnings.append(
             "--reasoning_disabled with the no_reasoning filter will discard every session; "
@@ -97,7 +105,7 @@ async def check(config: RunConfig) -> Plan:
     else:
         warnings += await select.probe(config.model)
     always = tuple(name for name in own if name in offered and name not in distribution.names)
-    return Plan(config, dataset, distribution, offered, missing, always, tuple(warnings))
+    return Plan(config, dataset, distribution, offered, missing, always, mcp, tuple(warnings))
 
 
 def sandbox_class(config: RunConfig) -> type[SandboxProvider]:
@@ -219,8 +227,9 @@ class _Parts:
             config=config,
             run_id=self._store.run_id,
             seed=self._store.seed,
-            known_tools=self._plan.known_tools,
+            known_tools=tuple(self._store.manifest.known_tools),
             toolsets=tuple(self._plan.offered),
+            mcp=msgspec.msgpack.encode(self._plan.mcp) if self._plan.mcp is not None else b"",
             slots=-(-config.sessions_in_flight // workers),
             budgeted=budget.limited,
         )
@@ -259,13 +268,14 @@ def row_shape(begin: frames.Begin) -> RowShape:
 def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
     """What the sessions of one worker share."""
     config = begin.config
-    own = own_toolsets(config)
-    model = select.make_model(config.model)
+    mcp = msgspec.msgpack.decode(begin.mcp, type=McpServers) if begin.mcp else None
+    own = own_toolsets(config, mcp)
+    model = select.make_model(config.model, concurrency=begin.slots)
     vision_config = _vision(config)
     vision = select.make_model(vision_config) if vision_config is not None else model
     kit = Kit(
         model=model,
-        sandboxes=sandbox_class(config)(),
+        sandboxes=sandbox_class(config)(options=config.sandbox.options),
         sandbox=config.sandbox,
         toolsets={name: own.get(name) or load_toolset(name) for name in begin.toolsets},
         settings=SessionSettings(

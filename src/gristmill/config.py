@@ -112,6 +112,7 @@ class RunConfig(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
     distribution: str = "default"
     distributions_file: str | None = None
     tools: tuple[str, ...] = ()  # the user's own toolsets as module:name
+    mcp_config: str | None = None  # path of a file with `mcpServers`
     prompt_field: str = "prompt"
     model: ModelConfig = ModelConfig()
     sandbox: SandboxConfig = SandboxConfig()

@@ -1,9 +1,12 @@
-"""Which toolsets a run can offer: built-in ones, those of plug-ins, and the user's own functions."""
+"""Which toolsets a run can offer: built-in ones, those of plug-ins, the user's own functions, and MCP servers."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+import msgspec
 
 from gristmill import plugins
 from gristmill.config import RunConfig
@@ -13,6 +16,8 @@ from gristmill.task import Dataset
 from gristmill.tools.base import Toolset
 from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
 from gristmill.tools.functions import toolset_from
+from gristmill.tools.mcp import Discovery, discover, mcp_toolsets
+from gristmill.tools.mcp_config import McpConfig, load_mcp_config
 
 
 def load_toolset(name: str) -> Toolset:
@@ -23,8 +28,31 @@ def load_toolset(name: str) -> Toolset:
     return toolset_from(plugins.find("toolsets", name), name)
 
 
-def own_toolsets(config: RunConfig) -> dict[str, Toolset]:
-    """The toolsets of `--tools`, by name. A module of the current directory is found too.
+class McpServers(msgspec.Struct, frozen=True, kw_only=True):
+    """The MCP servers of a run and what they said they offer; a worker makes the same toolsets of it as the runner."""
+
+    config: McpConfig
+    discovery: Discovery
+
+
+async def ask_mcp_servers(config: RunConfig, environ: Mapping[str, str]) -> McpServers | None:
+    """The servers of `--mcp_config`, asked for their tools; None where there are none.
+
+    Raises:
+        UsageError: the file is wrong; says where.
+        SetupError: it cannot be read, or the library `mcp` is missing.
+    """
+    if not config.mcp_config:
+        return None
+    servers = load_mcp_config(config.mcp_config, environ)
+    try:
+        return McpServers(config=servers, discovery=await discover(servers))
+    except ModuleNotFoundError as error:
+        raise SetupError(f"--mcp_config needs the library {error.name}.", "pip install 'gristmill[mcp]'") from error
+
+
+def own_toolsets(config: RunConfig, mcp: McpServers | None) -> dict[str, Toolset]:
+    """The toolsets of `--tools` and `--mcp_config`, by name. A module of the current directory is found too.
 
     Raises:
         UsageError: one cannot be loaded, or has the name of another toolset or of a known tool.
@@ -36,16 +64,21 @@ def own_toolsets(config: RunConfig) -> dict[str, Toolset]:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.insert(0, here)
-        toolset = toolset_from(plugins.find("toolsets", target))
-        if toolset.name in found or toolset.name in plugins.names("toolsets"):
-            raise UsageError(
-                f"--tools {target}: there is a toolset named {toolset.name} already.", "Name it otherwise."
-            )
-        for tool in toolset.tools:
-            if tool.name in TOOL_TO_TOOLSET_MAP:
-                raise UsageError(f"--tools {target}: {tool.name} is the name of a built-in tool.", "Name it otherwise.")
-        found[toolset.name] = toolset
+        _add(found, toolset_from(plugins.find("toolsets", target)), f"--tools {target}")
+    if mcp is not None:
+        taken = {*TOOL_TO_TOOLSET_MAP, *(tool.name for toolset in found.values() for tool in toolset.tools)}
+        for toolset in mcp_toolsets(mcp.config, mcp.discovery, taken).values():
+            _add(found, toolset, f"--mcp_config {config.mcp_config}")
     return found
+
+
+def _add(found: dict[str, Toolset], toolset: Toolset, flag: str) -> None:
+    if toolset.name in found or toolset.name in plugins.names("toolsets"):
+        raise UsageError(f"{flag}: there already is a toolset {toolset.name}.", "Name it otherwise.")
+    for tool in toolset.tools:
+        if tool.name in TOOL_TO_TOOLSET_MAP:
+            raise UsageError(f"{flag}: {tool.name} is the name of a built-in tool.", "Name it otherwise.")
+    found[toolset.name] = toolset
 
 
 def find_toolsets(

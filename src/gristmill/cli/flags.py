@@ -141,6 +141,7 @@ FLAGS: tuple[Flag, ...] = (
         "TOML or JSON file with distributions of your own",
         "distributions_file",
     ),
+    Flag("mcp_config", Kind.PATH, AGENT, "JSON file of MCP servers, each one a toolset", "mcp_config"),
     Flag("tools", Kind.NAMES, AGENT, "toolsets of your own, as module:name", "tools"),
     Flag(
         "skip_unavailable_toolsets",

@@ -34,6 +34,7 @@ class Begin(Frame, frozen=True, array_like=True, tag=True):
     seed: int
     known_tools: tuple[str, ...]
     toolsets: tuple[str, ...]  # that work here, by name
+    mcp: bytes  # the MCP servers as msgpack, empty where there are none; `offer` knows their form
     slots: int  # sessions at most in this worker
     budgeted: bool  # reservations must be asked for
 

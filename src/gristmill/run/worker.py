@@ -129,7 +129,7 @@ class Running:
         return SandboxSpec(
             session_id=f"{spec.task.index}-{spec.sample}-{spec.attempt}",
             run_id=self.kit.run_id,
-            image=spec.task.image or sandbox.image,
+            image=spec.task.image or (sandbox.image if self.kit.sandboxes.capabilities.images else ""),
             cwd=spec.task.cwd or sandbox.cwd,
             network=sandbox.network,
             limits=sandbox.limits,

@@ -139,7 +139,7 @@ def _given_answers(spec: SessionSpec) -> int:
 
 
 def encode_record(record: SessionRecord, shape: RowShape, state: State) -> bytes:
-    """The lossless session record as one zstd frame of one JSON object."""
+    """The lossless session record as one zstd frame of one JSON line."""
     spec = record.spec
     data: dict[str, Any] = {
         "version": RECORD_VERSION,
@@ -178,7 +178,7 @@ def encode_record(record: SessionRecord, shape: RowShape, state: State) -> bytes
     except (UnicodeEncodeError, TypeError):
         # A record that cannot be encoded is stored with replacements, never dropped.
         encoded = msgspec.json.encode(mend(msgspec.to_builtins(data, enc_hook=str)))
-    return shape.compressor.compress(encoded)
+    return shape.compressor.compress(encoded + b"\n")
 
 
 def _timing(result: Any) -> dict[str, Any]:
