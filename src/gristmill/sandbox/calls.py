@@ -55,7 +55,8 @@ class Call:
     """
 
     pipe: Pipe
-    note = ""
+    note = ""  # a directory that had vanished
+    remark = ""  # a sentence about anything else that the user should know
     trusted = False  # our own program, which ends at once when its output has ended
     refused = 0  # errno with which the supervisor declined to read or write a file
 

@@ -13,7 +13,7 @@ import posixpath
 import re
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiodocker
@@ -90,7 +90,9 @@ class DockerSandbox(SupervisedSandbox):
         self.workspace = image.directory if image.directory not in ("", "/") else WORKSPACE
         cwd = posixpath.normpath(posixpath.join(self.workspace, self.spec.cwd))
         shell = carried[1] if carried else ("bash",)
-        running = self._running = LaneSupervisor(self._connect, StreamInside(IO, self.workspace, cwd, shell))
+        limited = bool(self.spec.limits.processes)
+        inside = StreamInside(IO, self.workspace, cwd, shell, limited=limited)
+        running = self._running = LaneSupervisor(self._connect, inside)
         settings = self._settings(image, running.first_argv)
         if carried:
             path = image.variables.get("PATH", ENVIRONMENT["PATH"])
@@ -231,7 +233,7 @@ class Engine:
     def client(self) -> aiodocker.Docker:
         """Makes the ordinary calls."""
         if self._client is None:
-            self._client = self.address.client()
+            self._client = aiodocker.Docker(url=self.address.url, ssl_context=self.address.tls)
         return self._client
 
     async def rest(self) -> None:
@@ -246,7 +248,7 @@ class DockerSandboxes:
 
     capabilities = DockerSandbox.capabilities
 
-    def __init__(self) -> None:
+    def __init__(self, *, options: Mapping[str, str] = {}) -> None:
         self.owner = docker_leftovers.owner()
         self.engine: Engine | None = None
         self._finding: asyncio.Future[Address] | None = None
@@ -255,7 +257,7 @@ class DockerSandboxes:
         self._made: weakref.WeakSet[DockerSandbox] = weakref.WeakSet()
 
     @staticmethod
-    def problem() -> str:
+    def problem(options: Mapping[str, str] = {}) -> str:
         """Why no container can be made here, with the mend; empty where an engine answers."""
         try:
             find()
@@ -297,5 +299,5 @@ class DockerSandboxes:
 
     async def _reap(self, run_id: str, address: Address) -> int:
         with contextlib.suppress(OSError, SandboxError):
-            return await asyncio.to_thread(docker_leftovers.reap, run_id, address=address)
+            return await asyncio.to_thread(docker_leftovers.reap, address, run_id)
         return 0

@@ -1,8 +1,8 @@
 """A container engine's API at its socket: where it is, raw streams, and calls that need no event loop.
 
 Docker Engine and Podman speak the same API; nothing here needs more than its version 1.41. `aiodocker` makes the
-ordinary calls. The streams of attach and exec are spoken here, because a sandbox lives on them: each chunk is handed on
-as it comes. Source of their format: Docker Engine API, "Attach to a container".
+ordinary calls, in `docker`. The streams of attach and exec are spoken here, because a sandbox lives on them: each chunk
+is handed on as it comes. Source of their format: Docker Engine API, "Attach to a container".
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import urlencode, urlsplit
-
-import aiodocker
 
 from gristmill.config import container_hosts, container_tls
 from gristmill.errors import SandboxError
@@ -63,10 +61,6 @@ class Address:
         with contextlib.suppress(ValueError):
             return answer.status, json.loads(text)
         return answer.status, text.decode(errors="replace")
-
-    def client(self) -> aiodocker.Docker:
-        """A client for this event loop."""
-        return aiodocker.Docker(url=self.url, ssl_context=self.tls)
 
     async def stream(self, path: str, body: bytes, receiver: Receiver) -> EngineStream:
         """POST, and take the connection over as a byte stream. Raises `SandboxError`."""
@@ -218,25 +212,38 @@ def find() -> Address:
     tried: list[str] = []
     denied = False
     for url in container_hosts():
-        address = Address(url)
         try:
-            status, found = address.ask("GET", "/version")
+            return _engine(url)
+        except FileNotFoundError:
+            tried.append(f"no socket {url.removeprefix('unix://')}")
         except OSError as error:
             denied = denied or isinstance(error, PermissionError)
-            if not isinstance(error, FileNotFoundError) or len(container_hosts()) == 1:
-                tried.append(f"{url}: {error.strerror or error}")
-            continue
-        if status == 200 and isinstance(found, dict):
-            if found.get("Os", "linux") != "linux":
-                raise SandboxError(f"The engine at {url} runs {found['Os']} containers.", "Switch it to Linux ones.")
-            return address
-        tried.append(f"{url}: status {status}, {message(found)}")
-    what = "; ".join(tried) or "no socket at " + ", ".join(url.removeprefix("unix://") for url in container_hosts())
+            tried.append(f"{url}: {error.strerror or error}")
     start = "`systemctl start docker`, or `systemctl --user start podman.socket` for Podman"
     mend = f"Start one: {start}; or set DOCKER_HOST."
     if denied:
         mend = "You may not use that socket: `usermod -aG docker $USER` and log in again, or use a rootless engine."
-    raise SandboxError(f"No container engine answers ({what}).", mend)
+    raise SandboxError(f"No container engine answers ({'; '.join(tried)}).", mend)
+
+
+def find_all() -> list[Address]:
+    """Every engine that answers on this machine."""
+    found = []
+    for url in container_hosts():
+        with contextlib.suppress(OSError, SandboxError):
+            found.append(_engine(url))
+    return found
+
+
+def _engine(url: str) -> Address:
+    """An engine that answers, or `OSError`; `SandboxError` where it cannot be used."""
+    address = Address(url)
+    status, found = address.ask("GET", "/version")
+    if status != 200 or not isinstance(found, dict):
+        raise ConnectionError(f"status {status}, {message(found)}")
+    if found.get("Os", "linux") != "linux":
+        raise SandboxError(f"The engine at {url} runs {found['Os']} containers.", "Switch it to Linux ones.")
+    return address
 
 
 def message(answer: Any) -> str:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from gristmill.errors import SandboxError
-from gristmill.sandbox.docker_engine import Address, find
+from gristmill.sandbox.docker_engine import Address
 
 RUN = "gristmill.run"
 SESSION = "gristmill.session"
@@ -31,9 +31,8 @@ def owner() -> str:
     )
 
 
-def reap(run_id: str = "", *, address: Address | None = None) -> int:
+def reap(address: Address, run_id: str = "") -> int:
     """Remove containers whose worker is no more, of one run or of all; how many. Raises `OSError`, `SandboxError`."""
-    address = address or find()
     labels = [OWNER] + ([f"{RUN}={run_id}"] if run_id else [])
     return sum(remove(address, name) for name, label in _labelled(address, labels) if _is_dead(label))
 

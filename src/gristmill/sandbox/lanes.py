@@ -27,6 +27,7 @@ MOST_LANES = 8
 STATES = 16  # the states of the shell that are kept inside
 TEXT_BYTES = 1 << 16  # data that is longer or holds a NUL is taken in by a program, not by the shell itself
 BOOT = 'LC_ALL=C IFS= read -rN "$1" script; eval "$script"'
+CLEARED = "The limit on processes left no room to start one, so everything that was left running was ended."
 KILLED = 137  # exit code of what ended without saying how
 
 
@@ -54,6 +55,7 @@ class LaneSupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: dict[int, StreamCall] = {}
         self._killing: dict[int, asyncio.Future[None]] = {}
+        self._clearing: dict[int, asyncio.Future[bool]] = {}
         self._streams: set[Receiver] = set()
 
     @property
@@ -131,7 +133,8 @@ class LaneSupervisor:
 
     def abandon(self, call: StreamCall) -> None:
         """Nobody waits for the call any more: kill it without waiting."""
-        if call.begun and (not call.ended.done() or call.ended.result() is None):
+        ended = call.ended  # cancelled where the one who awaited it was
+        if call.begun and (not ended.done() or ended.cancelled() or (not ended.exception() and ended.result() is None)):
             self._order_kill(call)
         self.close(call)
 
@@ -174,11 +177,9 @@ class LaneSupervisor:
         if self._lanes:
             await asyncio.wait((waiting,), timeout=BUSY_SECONDS)
         if not waiting.done() and len(self._lanes) + self._opening < MOST_LANES:
-            lane = Lane(self._token, self._reported, self._ended)
             self._opening += 1
             try:
-                script = self._script("lane", first="")
-                await self._ready(lane, self._argv(script), script)
+                await self._open_lane(call)
             except SandboxError as error:
                 call.fail(error)
                 if waiting.done():
@@ -187,14 +188,34 @@ class LaneSupervisor:
                 return
             finally:
                 self._opening -= 1
-            self._lanes.append(lane)
-            self._free(lane)
         lane = await waiting
         lane.reserved = False
         if call.id in self._calls and not call.ended.done():
             self._send(call, lane)
         else:
             self._free(lane)
+
+    async def _open_lane(self, call: StreamCall) -> None:
+        script = self._script("lane", first="")
+        for cleared in (False, True):
+            lane = Lane(self._token, self._reported, self._ended)
+            try:
+                await self._ready(lane, self._argv(script), script)
+                break
+            except SandboxError:
+                if cleared or not self._inside.limited or not await self._make_room(call):
+                    raise
+        self._lanes.append(lane)
+        self._free(lane)
+
+    async def _make_room(self, call: StreamCall) -> bool:
+        """End all that is left running where there is no room to start a process; whether that was so."""
+        assert self._first is not None
+        clearing = self._clearing[call.id] = asyncio.get_running_loop().create_future()
+        self._first.order(f"m {call.id}")
+        await asyncio.wait((clearing,), timeout=KILL_SECONDS)
+        self._clearing.pop(call.id, None)
+        return clearing.done() and clearing.result()
 
     def _free(self, lane: Lane) -> None:
         """Give a lane to whoever has waited longest."""
@@ -237,6 +258,8 @@ class LaneSupervisor:
         call = lane.call if lane.call and lane.call.id == number else None
         if verb == "k" and (killed := self._killing.pop(number, None)):
             killed.set_result(None)
+        elif verb == "m":
+            self._cleared(number, bool(value))
         if call is None:
             other = self._calls.get(number)
             if other and other.job and verb in ("k", "d"):
@@ -261,9 +284,15 @@ class LaneSupervisor:
             call.end(int(code))
             self._free(lane)
 
-    def _ended(self, lane: Lane, reason: str) -> None:
+    def _cleared(self, number: int, needed: bool) -> None:
+        """Everything inside but the first lane was ended, if that was needed."""
+        if needed and number in self._calls:
+            self._calls[number].remark = CLEARED
+        if (clearing := self._clearing.get(number)) and not clearing.done():
+            clearing.set_result(needed)
+
+    def _ended(self, lane: Lane) -> None:
         self._streams.discard(lane)
-        lane.refuse(f"The sandbox could not be started: {reason or 'it ended at once'}.")
         if lane is self._first:
             if not self.lost:
                 self.fail("The sandbox has ended.")

@@ -102,13 +102,13 @@ class Tap:
     """Where a call's output goes. A stream gives it in order with the reports, so nothing is ever outstanding."""
 
     def __init__(self, output: Output) -> None:
-        self._output = output
+        self.output = output
         self.open = True
 
     def take(self, data: bytes) -> None:
         """What was printed."""
         if self.open:
-            self._output.add(data)
+            self.output.add(data)
 
     def catch_up(self) -> None:
         """Take what has been printed until now."""

@@ -12,6 +12,8 @@ from gristmill.sandbox.calls import Call, CallJob
 from gristmill.sandbox.output import Output
 from gristmill.sandbox.stream import Receiver, Stream, Tap
 
+SAID_BYTES = 2000
+
 
 class StreamCall(Call):
     """A call and what was handed over for it."""
@@ -32,12 +34,13 @@ class StreamCall(Call):
 class Lane(Receiver):
     """One `lane.sh`."""
 
-    def __init__(self, token: str, on_report: Callable[[Lane, str], None], on_end: Callable[[Lane, str], None]) -> None:
+    def __init__(self, token: str, on_report: Callable[[Lane, str], None], on_end: Callable[[Lane], None]) -> None:
         super().__init__(token)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: StreamCall | None = None  # which has it
         self.reserved = False  # for one that is about to
         self._showing = False
+        self._said = b""  # before it was ready: why it will not be
         self._on_report = on_report
         self._on_end = on_end
 
@@ -68,13 +71,17 @@ class Lane(Receiver):
     def printed(self, data: bytes) -> None:
         if self._showing and self.call:
             self.call.tap.take(data)
+        elif not self.ready.done():
+            self._said = (self._said + data)[:SAID_BYTES]
 
     def reported(self, line: str) -> None:
         self._on_report(self, line)
 
     def ended(self, reason: str) -> None:
         super().ended(reason)
-        self._on_end(self, reason)
+        reason = reason or self._said.decode(errors="replace").strip() or "it ended at once"
+        self.refuse(f"The sandbox could not be started: {reason}.")
+        self._on_end(self)
 
 
 class JobStream(Receiver):
@@ -105,7 +112,8 @@ class JobStream(Receiver):
     def ended(self, reason: str) -> None:
         super().ended(reason)
         if not self._call.launched.done():
-            self._call.fail(SandboxError(f"A job could not be started: {reason or 'it ended at once'}."))
+            said = reason or self._call.tap.output.collect()[0][:SAID_BYTES].decode(errors="replace").strip()
+            self._call.fail(SandboxError(f"A job could not be started: {said or 'it ended at once'}."))
         self._call.end(137)
 
 

@@ -124,12 +124,13 @@ class SupervisedSandbox(Sandbox):
             raise
         supervisor.close(call)
         kept, dropped = output.collect()
+        vanished = call.note and f"The directory {call.note} no longer exists; the command ran in {self.workspace}."
         return ExecResult(
             output=kept,
             exit_code=124 if code is None else code,
             dropped=dropped,
             timed_out=code is None,
-            note=call.note and f"The directory {call.note} no longer exists; the command ran in {self.workspace}.",
+            note=" ".join(filter(None, (call.remark, vanished))),
             seconds=time.monotonic() - started,
         )
 

@@ -80,6 +80,7 @@ class StreamInside:
     """Where things are inside, for a sandbox that is reached by byte streams.
 
     `io` is a directory of ours, `shell` the command that is bash, `cwd` where the first command runs; `mark` as above.
+    `limited` says that there is a limit on processes.
     """
 
     io: str
@@ -87,6 +88,7 @@ class StreamInside:
     cwd: str
     shell: tuple[str, ...] = ("bash",)
     mark: str = ""
+    limited: bool = False
 
 
 def stream_script(inside: StreamInside, token: str, name: str, variables: Mapping[str, str | int]) -> str:
@@ -97,6 +99,7 @@ def stream_script(inside: StreamInside, token: str, name: str, variables: Mappin
         "mark": inside.mark,
         "workspace": inside.workspace,
         "cwd": inside.cwd,
+        "limited": "1" if inside.limited else "",
         "enter": (SCRIPTS / "enter.sh").read_text(),
         **variables,
     }

@@ -1,5 +1,6 @@
 # A supervisor that is reached by a byte stream. It runs one call at a time; a sandbox may have more lanes, each with a
-# stream of its own. The host puts `first` in front, which is empty for a later lane; and stream.sh.
+# stream of its own. The host puts in front: first (empty for a later lane), limited (set where there is a limit on
+# processes); and stream.sh.
 #
 # FROM is the number of the stateful call whose directory and variables are taken over, 0 at first; TO is one's own. What
 # follows an order's line: a directory of D bytes, a text of T bytes, data of N bytes, which hold no NUL (t) or may (b).
@@ -10,18 +11,20 @@
 #   p ID T N KIND FROM        write the data into the file whose path is the text
 #   k ID GROUP                kill all processes of a call, also of another stream's        -> k ID CODE
 #   w ID PID                  has it ended? no answer: not yet                              -> d ID CODE
+#   m ID                      is there room to start a process? if not, make it             -> m ID CLEARED
 #
 # Further reports: r ready · e SENTENCE cannot start · s ID its output follows · d ID CODE KEPT ended (KEPT is 1 where it
 # left a state) · f ID ERRNO refused · n ID DIRECTORY had vanished, so this runs in the workspace · b ID not started, because
-# children of an earlier call hold the stream's output
+# children of an earlier call hold the stream's output · m ID 1 what was left running had to be ended
 
 # With a handler, because a signal that pid 1 ignores would be ignored by all commands too.
 trap : HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM SYS
 cd /
-current='' pid='' save='' text=''
+current='' pid='' save='' text='' never=''
+[[ $limited ]] && exec {never}<> <(:) # what never can be read: a pause without a process
 seen=()
 
-# The call that ended last reports before its processes have gone.
+# The call that ended last has reported, but the process that did so may still be there.
 settle() {
     [[ $pid ]] && wait "$pid"
     current='' pid=''
@@ -49,6 +52,27 @@ held() {
     seen=()
     for number in "${!found[@]}"; do seen[number]=1; done
     return "$answer"
+}
+
+crowded() {
+    local place most='' now='' room
+    for place in /sys/fs/cgroup/pids /sys/fs/cgroup; do
+        read -r most <"$place/pids.max" && read -r now <"$place/pids.current" && break
+    done
+    [[ $now && $most != max ]] || return
+    room=$((most / 4 < 16 ? most / 4 : 16))
+    ((now > most - room))
+}
+
+# Without room nothing could be started any more, and a shell that cannot fork exits. So all that is left running goes.
+make_room() { # id
+    local round=0
+    [[ $limited && $$ == 1 ]] && crowded || return
+    kill -KILL -1
+    while crowded && ((round++ < 100)); do
+        read -rt 0.02 -u "$never"
+    done
+    report m "$1" 1
 }
 
 # Copies data of the stream to stdout. What cannot be written is read all the same, or it would be taken for orders.
@@ -82,7 +106,6 @@ launch() { # verb id directory text bytes kind from to
         input=$io/$2.in
         receive "$5" "$6" >"$input"
     fi
-    settle
     if held; then
         report b "$2"
         return
@@ -130,7 +153,6 @@ get() { # id path count from
         report f "$1" "$errno"
         return
     fi
-    settle
     if held; then
         report b "$1"
     else
@@ -213,12 +235,17 @@ fi
 held
 report r
 while IFS=' ' read -r verb id one two three four five six; do
+    if [[ $verb == [xygp] ]]; then
+        settle
+        make_room "$id"
+    fi
     case $verb in
         x | y) launch "$verb" "$id" "$one" "$two" "$three" "$four" "$five" "$six" ;;
         g) get "$id" "$one" "$two" "$three" ;;
         p) put "$id" "$one" "$two" "$three" "$four" ;;
         k) kill_call "$id" "$one" ;;
         w) ended "$id" "$one" ;;
+        m) make_room "$id" || report m "$id" ;;
     esac
 done
 exit 0
