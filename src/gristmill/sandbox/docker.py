@@ -244,11 +244,16 @@ class Engine:
 
 
 class DockerSandboxes:
-    """Makes the containers of one worker."""
+    """Makes the containers of one worker.
+
+    Args:
+        options: `DOCKER_HOST`, where the engine listens; without it the environment's, else the usual sockets.
+    """
 
     capabilities = DockerSandbox.capabilities
 
     def __init__(self, *, options: Mapping[str, str] = {}) -> None:
+        self._host = options.get("DOCKER_HOST", "")
         self.owner = docker_leftovers.owner()
         self.engine: Engine | None = None
         self._finding: asyncio.Future[Address] | None = None
@@ -260,7 +265,7 @@ class DockerSandboxes:
     def problem(options: Mapping[str, str] = {}) -> str:
         """Why no container can be made here, with the mend; empty where an engine answers."""
         try:
-            find()
+            find(options.get("DOCKER_HOST", ""))
         except SandboxError as error:
             return str(error)
         return ""
@@ -283,7 +288,7 @@ class DockerSandboxes:
         """The engine, for a sandbox that begins. The first one also removes what dead workers of its run left."""
         if self.engine is None:
             if self._finding is None or self._finding.done():
-                self._finding = asyncio.ensure_future(asyncio.to_thread(find))
+                self._finding = asyncio.ensure_future(asyncio.to_thread(find, self._host))
             address = await asyncio.shield(self._finding)
             self.engine = self.engine or Engine(address)
         self._using.add(sandbox)
