@@ -36,7 +36,7 @@ from gristmill.run.serve import serve
 from gristmill.run.store import Owed, RunStore
 from gristmill.run.worker import Kit, OneAnswer
 from gristmill.sandbox.base import SandboxProvider
-from gristmill.session.loop import Gate, SessionSettings
+from gristmill.session.record import Gate, SessionSettings
 from gristmill.session.spec import SessionSpec
 from gristmill.session.summary import RowShape, lost_session
 from gristmill.task import Dataset

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gristmill.run.budget import Budget
 from gristmill.run.worker import Kit, WorkerLoop
-from gristmill.session.loop import BudgetSpent
+from gristmill.session.record import BudgetSpent
 from gristmill.session.spec import Finished, SessionSpec
 from gristmill.types import Outcome, Usage
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gristmill.errors import GristmillError
 from gristmill.run import frames
 from gristmill.run.worker import Kit, WorkerLoop
-from gristmill.session.loop import BudgetSpent
+from gristmill.session.record import BudgetSpent
 from gristmill.types import Outcome, Usage
 
 BEAT_SECONDS = 2.0

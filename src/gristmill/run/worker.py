@@ -16,7 +16,8 @@ from gristmill.model.base import Model, Reply, Request
 from gristmill.quality.base import ActiveFilter
 from gristmill.sandbox.base import Sandbox, SandboxProvider, SandboxSpec
 from gristmill.sandbox.lazy import LazySandbox
-from gristmill.session.loop import Gate, Session, SessionRecord, SessionSettings
+from gristmill.session.loop import Session
+from gristmill.session.record import Gate, SessionRecord, SessionSettings
 from gristmill.session.spec import Finished, SessionSpec
 from gristmill.session.summary import RowShape, finish
 from gristmill.tools.base import AskModel, Tool, ToolContext, Toolset

@@ -11,7 +11,7 @@ import zstandard
 
 from gristmill.conversation import to_conversation
 from gristmill.quality.base import ActiveFilter
-from gristmill.session.loop import SessionRecord, row_system
+from gristmill.session.record import SessionRecord, row_system
 from gristmill.session.spec import Finished, SessionSpec, State
 from gristmill.trajectory import (
     Counts,

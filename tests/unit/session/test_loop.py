@@ -11,7 +11,8 @@ import pytest
 from gristmill.errors import ErrorKind, ModelError, SandboxError
 from gristmill.model.base import Reply, Request
 from gristmill.sandbox.base import Capabilities, ExecResult, Job, Sandbox, SandboxSpec
-from gristmill.session.loop import BudgetSpent, Session, SessionRecord, SessionSettings
+from gristmill.session.loop import Session
+from gristmill.session.record import BudgetSpent, SessionRecord, SessionSettings
 from gristmill.session.spec import SessionSpec
 from gristmill.task import Task
 from gristmill.tools.base import Tool, ToolContext

@@ -1,0 +1,92 @@
+"""What a session is given, and all that is known of it afterwards, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from gristmill.errors import SessionError
+from gristmill.model.base import Reply
+from gristmill.session.spec import SessionSpec
+from gristmill.types import ErrorInfo, Message, Outcome, ToolCall, ToolResult, ToolSchema, Usage
+
+
+class Tools(Protocol):
+    """What the loop needs of a toolbox (`tools.toolbox.Toolbox`)."""
+
+    @property
+    def schemas(self) -> tuple[ToolSchema, ...]: ...
+
+    async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]: ...
+
+
+class Gate(Protocol):
+    """The run's budget. Its coroutines raise `BudgetSpent` where nothing is left."""
+
+    async def reserve(self) -> None:
+        """Asked before each model call."""
+        ...
+
+    def settle(self, usage: Usage | None) -> None:
+        """Told after each reserved call; None where it gave no answer."""
+        ...
+
+    async def out_of_credit(self, message: str) -> None:
+        """Told of a 402; returns when the call may be tried again."""
+        ...
+
+
+class BudgetSpent(SessionError):
+    """The run's budget does not cover another call."""
+
+
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all sessions of a run. Times in seconds."""
+
+    max_turns: int = 10
+    session_timeout: float = 1800.0
+    max_tokens: int | None = None
+    ephemeral_system_prompt: str = ""
+    prefill: tuple[Message, ...] = ()
+
+
+class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of the model as the record keeps it, used or not."""
+
+    turn: int
+    used: bool
+    started: float  # time.time()
+    reply: Reply
+
+
+class SessionRecord(msgspec.Struct, kw_only=True):
+    """All that happened in a session; the trajectory row and the session record are made from it."""
+
+    spec: SessionSpec
+    tools: tuple[ToolSchema, ...]
+    messages: list[Message]
+    outcome: Outcome = Outcome.INTERNAL_ERROR
+    reason: str = ""  # why it stopped, where that is not plain from the outcome
+    error: ErrorInfo | None = None
+    fatal: bool = False  # every other session would meet the same error
+    turns: list[ModelTurn] = []
+    results: list[ToolResult] = []
+    failed_requests: list[Any] = []  # attempts of the request that ended the session
+    usage: Usage = Usage()
+    api_calls: int = 0
+    started: float = 0.0
+    seconds: float = 0.0
+    graded: bool = False
+    reward: float = 0.0
+    setup_output: str = ""
+    verify_output: str = ""
+    detail: str = ""  # a traceback, for what should never happen
+
+
+def row_system(spec: SessionSpec) -> str:
+    """The row's own system text: its `system` field, and the system messages of a prompt given as chat messages."""
+    task = spec.task
+    told = [str(m.content) for m in task.history if m.role == "system"]
+    return "\n\n".join(filter(None, (task.system, *told)))
