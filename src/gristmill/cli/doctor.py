@@ -16,7 +16,7 @@ import msgspec
 
 from gristmill import __version__, plugins
 from gristmill.cli.console import Lines
-from gristmill.config import KEY_VARIABLES, keys_present, tool_settings
+from gristmill.config import KEY_VARIABLES, keys_present, sandbox_from_environment, tool_settings
 from gristmill.errors import GristmillError
 from gristmill.model import embedded
 from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
@@ -92,7 +92,7 @@ def _resources(output_dir: str) -> Iterator[Finding]:
 
 def _sandbox_problem(name: str) -> str:
     try:
-        return str(plugins.find("sandboxes", name).problem())
+        return str(plugins.find("sandboxes", name).problem(sandbox_from_environment(kind=name).options))
     except GristmillError as error:
         return str(error)
 

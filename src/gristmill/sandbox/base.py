@@ -22,6 +22,7 @@ Contract, which the conformance suite in `gristmill.testing` checks for every ad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -159,12 +160,17 @@ class Sandbox(ABC):
 
 
 class SandboxProvider(Protocol):
-    """What makes the sandboxes of one kind for one worker. Made without arguments; making it starts nothing."""
+    """What makes the sandboxes of one kind for one worker; making it starts nothing.
+
+    `options` are what the run's settings hold for this kind, `config.SandboxConfig.options`: hosts, users, key files.
+    """
 
     capabilities: ClassVar[Capabilities]
 
+    def __init__(self, *, options: Mapping[str, str]) -> None: ...
+
     @staticmethod
-    def problem() -> str:
+    def problem(options: Mapping[str, str]) -> str:
         """Why this kind cannot work on this machine, with the mend; empty where it works. Really tries it once."""
         ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,12 +69,14 @@ class BubblewrapSandboxes(ShellSandboxes):
 
     capabilities = BubblewrapSandbox.capabilities
 
-    def __init__(self, root: Path | None = None, *, hidden: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self, root: Path | None = None, *, hidden: tuple[Path, ...] = (), options: Mapping[str, str] = {}
+    ) -> None:
         super().__init__(root)
         self._hidden = hidden
 
     @staticmethod
-    def problem() -> str:
+    def problem(options: Mapping[str, str] = {}) -> str:
         """Why bubblewrap cannot be used here, with the mend; empty where it works."""
         return _problem()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Mapping
 from pathlib import Path
 
 from gristmill.sandbox.base import Capabilities, SandboxSpec
@@ -58,7 +59,7 @@ class HostSandboxes(ShellSandboxes):
     capabilities = HostSandbox.capabilities
 
     @staticmethod
-    def problem() -> str:
+    def problem(options: Mapping[str, str] = {}) -> str:
         """Why commands cannot be run here, with the mend; empty where they can."""
         code, said = run([BASH, "-c", "[[ -r /proc/self/environ ]]"], env={}, timeout=10)
         return f"{BASH} does not work here: {said or code}. Install bash, and mount /proc." if code else ""

@@ -11,6 +11,7 @@ import asyncio
 import posixpath
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 
 from gristmill.errors import SandboxError
@@ -100,9 +101,10 @@ class ShellSandboxes(ABC):
 
     Args:
         root: where their directories lie; the system's temporary directory if None.
+        options: there are none for these kinds.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, *, options: Mapping[str, str] = {}) -> None:
         self._place = WorkerPlace(root)
         self._made: weakref.WeakSet[ShellSandbox] = weakref.WeakSet()
 
