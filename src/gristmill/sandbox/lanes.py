@@ -38,12 +38,15 @@ class LaneSupervisor:
         connect: opens a stream to a program inside that it starts; without a command line, to the sandbox's first one,
             whose is `first_argv`. Raises `SandboxError`.
         inside: where things are inside.
+        mortal: whether the first program can be killed from inside; then another one takes its place.
     """
 
-    def __init__(self, connect: Connect, inside: StreamInside) -> None:
+    def __init__(self, connect: Connect, inside: StreamInside, *, mortal: bool = False) -> None:
         self.lost = "The sandbox was not started."  # why no call can be made; empty while it works
         self._connect = connect
         self._inside = inside
+        self._mortal = mortal
+        self._unkilled: list[StreamCall] = []  # calls to be killed when there is a first program again
         self._token = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._states = itertools.count(1)
@@ -293,18 +296,40 @@ class LaneSupervisor:
 
     def _ended(self, lane: Lane) -> None:
         self._streams.discard(lane)
-        if lane is self._first:
+        if lane is self._first and (self.lost or not self._mortal):
             if not self.lost:
                 self.fail("The sandbox has ended.")
             return
-        # A command may kill a later lane; then it has killed itself, or we find out what is left.
+        # A command may kill a lane; then it has killed itself, or we find out what is left.
         if lane in self._lanes:
             self._lanes.remove(lane)
+        if lane is self._first:
+            self._first = None
+            self._unkilled += [self._calls[number] for number in self._killing if number in self._calls]
+            self._later(self._renew())
         call, lane.call = lane.call, None
         if call:
             call.lane = None
             self._order_kill(call)
             call.end(KILLED)
+
+    async def _renew(self) -> None:
+        """Put another program in the place of the first one."""
+        lane = Lane(self._token, self._reported, self._ended)
+        script = self._script("lane", first="")
+        try:
+            await self._ready(lane, self._argv(script), script)
+        except SandboxError:
+            lane.over = True
+        if lane.over:
+            self.fail("The sandbox has ended.")
+            return
+        self._first = lane
+        self._lanes.append(lane)
+        unkilled, self._unkilled = self._unkilled, []
+        for call in unkilled:
+            self._order_kill(call)
+        self._free(lane)
 
     # Jobs.
 
@@ -337,6 +362,8 @@ class LaneSupervisor:
         lane = call.lane or self._first
         if lane:
             lane.order(f"k {call.id} {call.job.pid or '' if call.job else ''}")
+        else:
+            self._unkilled.append(call)
 
     def _ask(self, call: StreamCall) -> None:
         """Find out about a call that says nothing."""

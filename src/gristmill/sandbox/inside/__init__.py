@@ -80,7 +80,8 @@ class StreamInside:
     """Where things are inside, for a sandbox that is reached by byte streams.
 
     `io` is a directory of ours, `shell` the command that is bash, `cwd` where the first command runs; `mark` as above.
-    `limited` says that there is a limit on processes.
+    `limited` says that there is a limit on processes; `prelude` is shell text that every program of ours begins with,
+    where `first` is set in the sandbox's first one only.
     """
 
     io: str
@@ -89,6 +90,7 @@ class StreamInside:
     shell: tuple[str, ...] = ("bash",)
     mark: str = ""
     limited: bool = False
+    prelude: str = ""
 
 
 def stream_script(inside: StreamInside, token: str, name: str, variables: Mapping[str, str | int]) -> str:
@@ -105,4 +107,5 @@ def stream_script(inside: StreamInside, token: str, name: str, variables: Mappin
     }
     header = "".join(f"{key}={shlex.quote(str(value))}\n" for key, value in settings.items())
     scripts = ("processes.sh", "stream.sh", f"{name}.sh")
-    return header + f"shell=({shlex.join(inside.shell)})\n" + "".join((SCRIPTS / file).read_text() for file in scripts)
+    header += f"shell=({shlex.join(inside.shell)})\n{inside.prelude}"
+    return header + "".join((SCRIPTS / file).read_text() for file in scripts)
