@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class Engine:
             async with aiodocker.Docker(url=self.url) as client:
                 return await work(client)
 
-        return asyncio.run(run())
+        with ThreadPoolExecutor(1) as thread:  # so that a running event loop is no obstacle
+            return thread.submit(asyncio.run, run()).result()
 
     def load(self, *archives: bytes) -> None:
         """Make images known."""

@@ -19,9 +19,9 @@ ODD = "gristmill-test/odd:1"  # an ordinary user without a WORKDIR; a health che
 NO_TOOLS = "gristmill-test/no-tools:1"  # bash alone
 
 PROGRAMS = """
-bash cat chmod cp cut date dd df echo env false find grep head hostname id killall ln ls mkdir mkfifo mktemp mv nohup pgrep
-pkill printf ps pwd readlink rm rmdir sed seq setsid sh sha256sum sleep sort stat sync tail tee timeout touch tr true uname
-uniq wc whoami xargs yes
+bash cat chmod cp cut date dd df echo env false find grep head hostname id killall ln ls mkdir mkfifo mktemp mv nohup
+pgrep pkill printf ps pwd readlink rm rmdir sed seq setsid sh sha256sum sleep sort stat sync tail tee timeout touch tr
+true uname uniq wc whoami xargs yes
 """
 MODULES = "http.server, socket, json, os, sys, time, encodings.idna"
 PASSWD = "root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n"

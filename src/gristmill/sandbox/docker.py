@@ -282,7 +282,7 @@ class DockerSandboxes:
             sandbox.cleanup()
         if self.engine is not None:
             with contextlib.suppress(OSError, SandboxError):
-                docker_leftovers.remove_own(self.engine.address)
+                docker_leftovers.remove_of(self.engine.address, self.owner)
 
     async def join(self, sandbox: DockerSandbox) -> Engine:
         """The engine, for a sandbox that begins. The first one also removes what dead workers of its run left."""

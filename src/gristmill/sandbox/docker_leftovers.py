@@ -12,11 +12,12 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import time
 from pathlib import Path
 
 from gristmill.errors import SandboxError
-from gristmill.sandbox.docker_engine import Address
+from gristmill.sandbox.docker_engine import Address, find, find_all
 
 RUN = "gristmill.run"
 SESSION = "gristmill.session"
@@ -25,21 +26,32 @@ REMOVE_SECONDS = 9.0
 
 
 def owner() -> str:
-    """What names this process in the label `gristmill.owner`."""
-    return (
-        " ".join(f"{name}={value}" for name, value in _place().items()) + f" pid={os.getpid()} start={_start('self')}"
+    """What names this process in the label `gristmill.owner`, and within it who asks."""
+    parts = _place() | {"pid": str(os.getpid()), "start": _start("self"), "token": secrets.token_hex(4)}
+    return " ".join(f"{name}={value}" for name, value in parts.items())
+
+
+def reap(address: Address | None = None, run_id: str = "") -> int:
+    """Remove containers whose worker is no more; how many.
+
+    Args:
+        address: the engine; every one that answers on this machine if None.
+        run_id: only those of this run.
+
+    Raises `OSError` and `SandboxError`, the latter also where no engine answers.
+    """
+    labels = [OWNER] + ([f"{RUN}={run_id}"] if run_id else [])
+    return sum(
+        remove(engine, name)
+        for engine in ([address] if address else find_all() or [find()])
+        for name, label in _labelled(engine, labels)
+        if _is_dead(label)
     )
 
 
-def reap(address: Address, run_id: str = "") -> int:
-    """Remove containers whose worker is no more, of one run or of all; how many. Raises `OSError`, `SandboxError`."""
-    labels = [OWNER] + ([f"{RUN}={run_id}"] if run_id else [])
-    return sum(remove(address, name) for name, label in _labelled(address, labels) if _is_dead(label))
-
-
-def remove_own(address: Address) -> int:
-    """Remove whatever this process left; how many. Raises `OSError`, `SandboxError`."""
-    return sum(remove(address, name) for name, _ in _labelled(address, [f"{OWNER}={owner()}"]))
+def remove_of(address: Address, label: str) -> int:
+    """Remove whatever carries exactly this owner; how many. Raises `OSError`, `SandboxError`."""
+    return sum(remove(address, name) for name, _ in _labelled(address, [f"{OWNER}={label}"]))
 
 
 def remove(address: Address, name: str, seconds: float = REMOVE_SECONDS) -> bool:
