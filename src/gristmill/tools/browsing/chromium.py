@@ -35,7 +35,16 @@ PREFIX = "gristmill-browser-"
 
 _ARGUMENTS = "arguments"  # file of a lair
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# The headless shell starts a page in a third of the time and half of the memory of the whole browser.
+_NAMES = (
+    *("chromium-headless-shell", "chrome-headless-shell"),
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
+)
+# Where `playwright install` puts its own, likewise.
+_OWN = (
+    ".cache/ms-playwright/chromium_headless_shell-*/chrome-*/*headless*shell",
+    ".cache/ms-playwright/chromium-*/chrome-linux*/chrome",
+)
 _FLAGS = (
     "--disable-gpu",
     "--disable-quic",
@@ -47,7 +56,7 @@ _FLAGS = (
     "--no-first-run",
     "--no-pings",
     # WebRTC only through the proxy, which carries no UDP.
-    "--force-webrtc-ip-handling-policy",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
     # Names are the proxy's business.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.*",
@@ -99,9 +108,11 @@ def find_executable(settings: Mapping[str, str]) -> str:
         found = shutil.which(name)
         if found:
             return found
-    # Where `playwright install chromium` puts it.
-    own = sorted(Path.home().glob(".cache/ms-playwright/chromium-*/chrome-linux*/chrome"))
-    return str(own[-1]) if own else ""
+    for pattern in _OWN:
+        own = sorted(path for path in Path.home().glob(pattern) if os.access(path, os.X_OK))
+        if own:
+            return str(own[-1])
+    return ""
 
 
 def missing(settings: Mapping[str, str]) -> str:
@@ -112,7 +123,7 @@ def missing(settings: Mapping[str, str]) -> str:
         given = settings.get("BROWSER_EXECUTABLE", "")
         if given:
             return f"BROWSER_EXECUTABLE={given} is not a program"
-        return "no Chromium is installed: apt-get install chromium, or playwright install chromium"
+        return "no Chromium is installed: apt-get install chromium-headless-shell, or playwright install chromium"
     return ""
 
 
