@@ -283,15 +283,19 @@ def test_du_05_a_second_process_is_refused(place: Place) -> None:
 
 
 def test_du_09_a_silent_endpoint_is_bounded_by_the_session(place: Place) -> None:
-    """DU-09: a request that never answers ends with the session; other rows are on disk."""
+    """DU-09: a request that never answers ends with the session and is owed; other rows are on disk."""
     silent = say("never", fault="silent")
-    place.dataset("quick", "stuck")
-    with ScriptedEndpoint({"quick": [say("a", reasoning="r")], "stuck": [silent]}).in_thread() as endpoint:
+    step = call("terminal", {"command": "true"}, reasoning="r")
+    place.dataset("quick", "stuck", "stuck later")
+    script = {"quick": [say("a", reasoning="r")], "later": [step, silent], "stuck": [silent]}
+    with ScriptedEndpoint(script).in_thread() as endpoint:
         begun = time.monotonic()
-        place.run(endpoint.url, "--session_timeout=2")
+        place.run(endpoint.url, "--session_timeout=2", status=3)
         assert time.monotonic() - begun < 15
+    # A session without one answer is the endpoint's failure; as a trajectory it would be discarded and count as done.
     outcomes = {row["prompt_index"]: row.get("outcome") for row in place.lines()}
-    assert outcomes == {0: "completed", 1: "session_timeout"}
+    assert outcomes == {0: "completed", 1: "model_error", 2: "session_timeout"}
+    assert sorted(row["prompt_index"] for row in place.merged()) == [0, 2]
 
 
 def test_samples_and_metadata(place: Place, endpoint: ScriptedEndpoint) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Sequence
 
 import msgspec
@@ -21,7 +20,16 @@ from gristmill.conversation import AGENT_PROMPT
 from gristmill.errors import ErrorKind, ModelError, SandboxError, TaskError
 from gristmill.model.base import Model, Reply, Request
 from gristmill.sandbox.base import ExecResult, Sandbox
-from gristmill.session.record import BudgetSpent, Gate, ModelTurn, SessionRecord, SessionSettings, Tools, row_system
+from gristmill.session.record import (
+    BudgetSpent,
+    Gate,
+    ModelTurn,
+    SessionRecord,
+    SessionSettings,
+    Tools,
+    plausible,
+    row_system,
+)
 from gristmill.session.spec import SessionSpec
 from gristmill.types import ErrorInfo, Message, Outcome, ToolCall, ToolResult
 
@@ -56,6 +64,7 @@ class Session:
         self.gate = gate
         self._interrupted: Outcome | None = None
         self._limit: asyncio.Timeout | None = None
+        self._prepared = False
         self._seen_ids: set[str] = set()
         self._followups = list(spec.task.followups)
         self._max_tokens = settings.max_tokens
@@ -74,24 +83,29 @@ class Session:
     async def run(self) -> SessionRecord:
         """Run to the end. Raises only `asyncio.CancelledError`, and only where `interrupt` was not called before."""
         record = self.record
-        begun = time.monotonic()
+        try:
+            await self._play_in_time()
+            if self.spec.task.verify and record.outcome.kept:
+                await self._verify()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._interrupted is None or task is None:
+                raise
+            task.uncancel()
+            self._fail(self._interrupted, str(self._interrupted), "the run was stopped while this session ran")
+        return record
+
+    async def _play_in_time(self) -> None:
+        """Play within the session's time. Whatever ends it, each call has a result afterwards."""
+        record, begun = self.record, time.monotonic()
         try:
             async with asyncio.timeout(self.settings.session_timeout) as limit:
                 self._limit = limit
                 record.outcome = await self._play()
         except TimeoutError:
             if not limit.expired():
-                self._fail(Outcome.INTERNAL_ERROR, "timeout", traceback.format_exc(limit=-3))
-            else:
-                record.outcome = Outcome.SESSION_TIMEOUT
-                record.reason = f"the session's {self.settings.session_timeout:g} s were over"
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._interrupted is None or task is None:
                 raise
-            task.uncancel()
-            record.outcome = self._interrupted
-            record.error = ErrorInfo(type=str(record.outcome), message="the run was stopped while this session ran")
+            self._time_is_over()
         except BudgetSpent as error:
             self._fail(Outcome.BUDGET, "budget", error.message)
         except ModelError as error:
@@ -100,14 +114,13 @@ class Session:
             self._fail(Outcome.SANDBOX_ERROR, "sandbox_error", str(error))
         except TaskError as error:
             self._fail(Outcome.SETUP_ERROR, "setup_error", str(error))
-        record.seconds = time.monotonic() - begun
-        self._answer_open_calls()
-        if self.spec.task.verify and record.outcome.kept:
-            await self._verify()
-        return record
+        finally:
+            record.seconds = time.monotonic() - begun
+            self._answer_open_calls()
 
     async def _play(self) -> Outcome:
         await self._prepare()
+        self._prepared = True
         record = self.record
         invalid = 0
         while True:
@@ -115,11 +128,9 @@ class Session:
             if isinstance(reply, Outcome):
                 return reply
             message = self._keep(reply)
-            if not message.tool_calls:
-                if not self._followups:
-                    return Outcome.COMPLETED
-                record.messages.append(Message(role="user", content=self._followups.pop(0)))
-            else:
+            if not message.tool_calls and not self._followups:
+                return Outcome.COMPLETED
+            if message.tool_calls:
                 results = await self.tools.call_all(message.tool_calls)
                 self._answer(results)
                 invalid = 0 if any(r.valid for r in results) else invalid + 1
@@ -129,6 +140,8 @@ class Session:
             if record.api_calls >= self.settings.max_turns:
                 record.reason = f"still at work after {record.api_calls} turns"
                 return Outcome.TURN_LIMIT
+            if not message.tool_calls:
+                record.messages.append(Message(role="user", content=self._followups.pop(0)))
 
     async def _usable_answer(self) -> Reply | Outcome:
         """Ask until the answer is one. Unusable ones stay in the record and out of the conversation."""
@@ -200,14 +213,21 @@ class Session:
                     tools=record.tools,
                     max_tokens=self._max_tokens,
                     session_id=f"{self.spec.task.key}-{self.spec.sample}",
+                    deadline=self._deadline(),
                 )
             )
+            reply = msgspec.structs.replace(reply, usage=plausible(reply.usage))
         finally:
             if self.gate is not None:
                 self.gate.settle(reply.usage if reply is not None else None)
         record.usage = record.usage + reply.usage
         record.turns.append(ModelTurn(turn=record.api_calls + 1, used=False, started=started, reply=reply))
         return reply
+
+    def _deadline(self) -> float | None:
+        """The end of the session's time, as a `time.monotonic()`; where no retry fits in, the endpoint has failed."""
+        end = self._limit.when() if self._limit is not None else None
+        return None if end is None else time.monotonic() + end - asyncio.get_running_loop().time()
 
     def _keep(self, reply: Reply) -> Message:
         """Take an answer into the conversation, with ids that are there and unique."""
@@ -218,12 +238,17 @@ class Session:
         calls = []
         for position, call in enumerate(message.tool_calls):
             if not call.id or call.id in self._seen_ids:
-                call = msgspec.structs.replace(call, id=f"call_{record.api_calls}_{position}")
+                call = msgspec.structs.replace(call, id=self._new_id(f"call_{record.api_calls}_{position}"))
             self._seen_ids.add(call.id)
             calls.append(call)
         message = msgspec.structs.replace(message, tool_calls=tuple(calls))
         record.messages.append(message)
         return message
+
+    def _new_id(self, id_: str) -> str:
+        while id_ in self._seen_ids:
+            id_ += "_"
+        return id_
 
     def _keep_without_calls(self, reply: Reply) -> None:
         """The last answer of a session that ends with it; calls of a cut answer are never run nor shown as run."""
@@ -311,6 +336,16 @@ class Session:
         self.record.failed_requests = list(error.attempts)
         self.record.fatal = error.kind.fatal
         self._fail(outcome, str(error.kind), str(error), error.status)
+
+    def _time_is_over(self) -> None:
+        """A session of which the endpoint or the sandbox made nothing is their failure, not a trajectory."""
+        text = f"the session's {self.settings.session_timeout:g} s were over"
+        if self.record.turns:
+            self.record.outcome, self.record.reason = Outcome.SESSION_TIMEOUT, text
+        elif self._prepared:
+            self._fail(Outcome.MODEL_ERROR, "timeout", f"{text} before the model answered")
+        else:
+            self._fail(Outcome.SETUP_ERROR, "timeout", f"{text} before its sandbox was ready")
 
     def _fail(self, outcome: Outcome, kind: str, message: str, status: int = 0) -> None:
         self.record.outcome = outcome

@@ -85,6 +85,27 @@ class SessionRecord(msgspec.Struct, kw_only=True):
     detail: str = ""  # a traceback, for what should never happen
 
 
+MOST_TOKENS = 2**40  # of one answer
+MOST_COST = 1e6  # US dollars of one answer
+
+
+def plausible(usage: Usage) -> Usage:
+    """The usage of one answer within what sums, rows and frames can hold, for an endpoint may report anything."""
+    counts = (usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens, usage.cached_tokens)
+    if all(0 <= count <= MOST_TOKENS for count in counts) and 0 <= usage.cost_usd <= MOST_COST:
+        return usage
+    prompt, completion, reasoning, cached = (min(max(count, 0), MOST_TOKENS) for count in counts)
+    sound = 0 <= usage.cost_usd <= MOST_COST
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        reasoning_tokens=reasoning,
+        cached_tokens=cached,
+        cost_usd=usage.cost_usd if sound else 0.0,
+        cost_known=usage.cost_known and sound,
+    )
+
+
 def row_system(spec: SessionSpec) -> str:
     """The row's own system text: its `system` field, and the system messages of a prompt given as chat messages."""
     task = spec.task

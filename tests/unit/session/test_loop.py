@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from gristmill.errors import ErrorKind, ModelError, SandboxError
@@ -19,19 +21,21 @@ from gristmill.tools.base import Tool, ToolContext
 from gristmill.tools.toolbox import Toolbox
 from gristmill.types import Message, Outcome, ToolCall, ToolSchema, Usage
 
+SILENT = Exception("an answer that never comes")
+
 
 class Saying:
     """A model that gives the listed answers in order (the last one again and again), and keeps the requests."""
 
-    def __init__(self, *answers: Reply | ModelError) -> None:
+    def __init__(self, *answers: Reply | Exception) -> None:
         self.answers = list(answers)
         self.requests: list[Request] = []
 
     async def complete(self, request: Request) -> Reply:
         self.requests.append(Request(**{f: getattr(request, f) for f in request.__struct_fields__}))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        await asyncio.sleep(0)
-        if isinstance(answer, ModelError):
+        await asyncio.sleep(60 if answer is SILENT else 0)
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -57,6 +61,8 @@ class Shell(Sandbox):
     ) -> ExecResult:
         if command == "die":
             raise SandboxError("the sandbox died")
+        if command == "hang":
+            await asyncio.sleep(60)
         code = int(command.split()[1]) if command.startswith("exit") else 0
         return ExecResult(output=command.encode(), exit_code=code)
 
@@ -119,7 +125,7 @@ def echo(text: str, *, call_id: str = "c0") -> Reply:
 
 
 async def play(
-    *answers: Reply | ModelError, sandbox: Shell | None = None, gate: Any = None, **options: Any
+    *answers: Reply | Exception, sandbox: Shell | None = None, gate: Any = None, **options: Any
 ) -> tuple[SessionRecord, Saying, Shell]:
     task_fields = {k: options.pop(k) for k in list(options) if k in Task.__struct_fields__}
     sandbox = sandbox or Shell()
@@ -263,6 +269,54 @@ async def test_session_timeout_keeps_what_there_is() -> None:
     assert "ended before" in str(record.messages[-1].content)
 
 
+@pytest.mark.parametrize(
+    ("setup", "outcome", "asked"), [("hang", Outcome.SETUP_ERROR, 0), ("", Outcome.MODEL_ERROR, 1)]
+)
+async def test_a_session_without_one_answer_is_a_failure_and_no_discard(
+    setup: str, outcome: Outcome, asked: int
+) -> None:
+    """DU-09: what a silent endpoint or a slow sandbox left is no trajectory without a turn, and is owed."""
+    record, model, _ = await play(SILENT, setup=setup, session_timeout=0.2)
+    assert record.outcome is outcome and not record.outcome.kept
+    assert "the session's 0.2 s were over" in record.reason and record.error is not None
+    assert len(model.requests) == asked
+
+
+async def test_no_retry_is_waited_for_beyond_the_sessions_time() -> None:
+    """An endpoint that is down is an error of the endpoint, never a session that took too long."""
+    _, model, _ = await play(echo("a"), said("done"), session_timeout=7.0)
+    assert [r.deadline is not None and 6 < r.deadline - time.monotonic() <= 7 for r in model.requests] == [True, True]
+
+
+async def test_a_timeout_that_is_not_the_sessions_passes_as_a_fault() -> None:
+    with pytest.raises(TimeoutError, match="of a part"):
+        await play(TimeoutError("of a part"), session_timeout=5)
+
+
+async def test_turn_limit_leaves_no_follow_up_without_an_answer() -> None:
+    record, _, _ = await play(said("one"), said("two"), followups=("a", "b"), max_turns=2)
+    assert record.outcome is Outcome.TURN_LIMIT
+    assert roles(record) == "user assistant user assistant"
+
+
+async def test_a_made_up_id_is_not_one_that_the_model_used() -> None:
+    first = called(("echo", '{"text": "A"}'), ids=["call_2_0"])
+    record, _, _ = await play(first, called(("echo", '{"text": "B"}'), ids=[""]), said("done"))
+    ids = [c.id for m in record.messages for c in m.tool_calls]
+    assert len(set(ids)) == 2
+
+
+async def test_a_usage_that_cannot_be_is_brought_within_bounds() -> None:
+    """Sums, rows and frames hold 64 bits; 2**70 tokens of an odd endpoint must not end the session."""
+    odd = msgspec.structs.replace(
+        said("x"), usage=Usage(prompt_tokens=2**70, completion_tokens=-5, cost_usd=float("inf"))
+    )
+    record, _, _ = await play(odd)
+    assert record.outcome is Outcome.COMPLETED
+    assert 0 < record.usage.prompt_tokens < 2**62 and record.usage.completion_tokens == 0
+    assert record.usage.cost_usd == 0.0 and not record.usage.cost_known
+
+
 async def test_du_06_a_dead_sandbox_is_an_outcome() -> None:
     record, _, _ = await play(echo("die"))
     assert record.outcome is Outcome.SANDBOX_ERROR and not record.outcome.kept
@@ -331,6 +385,20 @@ async def test_interrupt_is_recorded_and_plain_cancellation_passes() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+
+
+async def test_interrupt_while_verifying_is_recorded() -> None:
+    task = Task(index=0, line=1, key="k", text="p", verify="hang")
+    spec = SessionSpec(task=task, sample=0, batch=0, attempt=1, toolsets=(), probability=1.0, seed=1)
+    sandbox = Shell()
+    session = Session(spec, Saying(said("done")), Toolbox([], ToolContext(sandbox=sandbox)), sandbox, SessionSettings())
+    running = asyncio.create_task(session.run())
+    await asyncio.sleep(0.05)
+    session.interrupt(Outcome.INTERRUPTED)
+    running.cancel()
+    record = await running
+    assert record.outcome is Outcome.INTERRUPTED and not record.graded
+    assert record.usage.prompt_tokens == 10 and record.seconds > 0
 
 
 class _Gate:
