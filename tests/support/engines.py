@@ -187,7 +187,7 @@ def running(kind: str, root: Path) -> Iterator[Engine]:
     engine = Engine(kind, root)
     try:
         engine.start()
-        engine.load(images.full(), images.busybox(), images.odd(), images.no_tools())
+        engine.load(*images.all_images())
         yield engine
     finally:
         engine.stop()

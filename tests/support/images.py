@@ -17,6 +17,7 @@ FULL = "gristmill-test/full:1"  # bash, GNU tools, Python; an ordinary user and 
 BUSYBOX = "gristmill-test/busybox:1"  # root, no WORKDIR, no bash; an entry point, a command and variables to be kept
 ODD = "gristmill-test/odd:1"  # an ordinary user without a WORKDIR; a health check and a volume
 NO_TOOLS = "gristmill-test/no-tools:1"  # bash alone
+NO_START = "gristmill-test/no-start:1"  # its user does not exist, so its containers can be made and not be started
 
 PROGRAMS = """
 bash cat chmod cp cut date dd df echo env false find grep head hostname id killall ln ls mkdir mkfifo mktemp mv nohup
@@ -154,3 +155,13 @@ def no_tools() -> bytes:
     layer = Layer()
     layer.program("bash")
     return layer.image(NO_TOOLS, Env=["PATH=/bin"])
+
+
+def no_start() -> bytes:
+    layer = Layer()
+    layer.program("bash")
+    return layer.image(NO_START, User="nobody-here")
+
+
+def all_images() -> list[bytes]:
+    return [full(), busybox(), odd(), no_tools(), no_start()]
