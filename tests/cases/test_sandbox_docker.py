@@ -133,7 +133,7 @@ def test_sb_04_fixed_container_name_collides_with_a_stale_one(engine: Engine, pl
 
     async def make(client: aiodocker.Docker) -> None:
         for name in ("gristmill-0-0-1", "gristmill"):
-            await client.containers.create({"Image": FULL}, name=name)
+            await client.containers.create({"Image": FULL, "Cmd": ["true"]}, name=name)
 
     async def remove(client: aiodocker.Docker) -> None:
         for name in ("gristmill-0-0-1", "gristmill"):
@@ -153,12 +153,7 @@ def test_sb_04_fixed_container_name_collides_with_a_stale_one(engine: Engine, pl
 
 def test_sb_05_two_rows_share_one_sandbox(engine: Engine, place: Place) -> None:
     """SB-05: no row sees another's files or processes, beside it or after it in the same worker."""
-    place.dataset(
-        {"prompt": "write A"},
-        {"prompt": "read it"},
-        {"prompt": "read it too", "cwd": "/tmp"},
-        {"prompt": "read it once more"},
-    )
+    place.dataset("write A", "read it", {"prompt": "read it too", "cwd": "/tmp"}, "read it once more")
     look = "cat /tmp/x; ps ax | grep -c '[s]leep 700'; echo \"[$V]\""
     script = {
         "write": [
@@ -228,7 +223,7 @@ def test_rows_on_three_images_of_which_one_does_not_exist(engine: Engine, place:
     for line in failed:
         assert line["outcome"] == "sandbox_error" and MISSING in line["error"]["message"]
         assert "manifest unknown" in line["error"]["message"]
-    assert printed.count("manifest unknown") >= 6
+    assert printed.count("❌ Prompt") == 6
     # Each of the two workers asked once, by a HEAD and perhaps a GET.
     assert engine.pulls(MISSING) <= 4
 
@@ -247,7 +242,7 @@ def test_a_run_says_that_no_engine_answers(place: Place, monkeypatch: pytest.Mon
 def test_settings_of_the_environment_reach_the_container(
     engine: Engine, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TERMINAL_ENV, _DOCKER_IMAGE, _CWD and the limits of _CONTAINER_…; a row's image and cwd come first. No key enters."""
+    """TERMINAL_ENV, _DOCKER_IMAGE, _CWD and _CONTAINER_…; a row's image and cwd come first; no key of ours enters."""
     for name, value in {
         "TERMINAL_ENV": "docker",
         "TERMINAL_DOCKER_IMAGE": BUSYBOX,
