@@ -186,7 +186,10 @@ def running(kind: str, root: Path) -> Iterator[Engine]:
         pytest.skip(reason)
     engine = Engine(kind, root)
     try:
-        engine.start()
+        try:
+            engine.start()
+        except RuntimeError as error:
+            pytest.skip(str(error))
         engine.load(*images.all_images())
         yield engine
     finally:
