@@ -34,13 +34,13 @@ from gristmill.run.processes import ProcessExecutor
 from gristmill.run.runner import Runner, number_batches
 from gristmill.run.serve import serve
 from gristmill.run.store import Owed, RunStore
-from gristmill.run.worker import Kit, OneAnswer
+from gristmill.run.worker import Kit
 from gristmill.sandbox.base import SandboxProvider
 from gristmill.session.record import Gate, SessionSettings
 from gristmill.session.spec import SessionSpec
 from gristmill.session.summary import RowShape, lost_session
 from gristmill.task import Dataset
-from gristmill.tools.base import AskModel, Toolset
+from gristmill.tools.base import Toolset
 from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
 from gristmill.types import Message, Usage
 
@@ -290,7 +290,8 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
         run_id=begin.run_id,
         tool_settings=config.tool_settings,
         allow_private_urls=config.allow_private_urls,
-        vision=AskModel(OneAnswer(vision).ask, (vision_config or config.model).name),
+        vision=vision,
+        vision_name=(vision_config or config.model).name,
         gate=gate,
     )
     if vision_config is not None:

@@ -6,27 +6,29 @@ The same code runs in a worker process, in the runner's own process and in a tes
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.config import SandboxConfig
+from gristmill.errors import SandboxError
 from gristmill.model.base import Model, Reply, Request
 from gristmill.quality.base import ActiveFilter
 from gristmill.sandbox.base import Sandbox, SandboxProvider, SandboxSpec
 from gristmill.sandbox.lazy import LazySandbox
 from gristmill.session.loop import Session
-from gristmill.session.record import Gate, SessionRecord, SessionSettings
+from gristmill.session.record import Gate, SessionRecord, SessionSettings, plausible
 from gristmill.session.spec import Finished, SessionSpec
 from gristmill.session.summary import RowShape, finish
 from gristmill.tools.base import AskModel, Tool, ToolContext, Toolset
 from gristmill.tools.toolbox import Toolbox
-from gristmill.types import ErrorInfo, Message, Outcome
+from gristmill.types import ErrorInfo, Message, Outcome, Usage
 
 CLOSE_SECONDS = 20.0  # the longest that a session's tools may take to close; its sandbox has a bound of its own
-
-MakeToolbox = Callable[[list[Tool], ToolContext], Toolbox]
+REASON_LIMIT = 1000  # characters of an unforeseen error that its row shows
 
 
 @dataclass
@@ -43,7 +45,8 @@ class Kit:
     run_id: str
     tool_settings: Mapping[str, str] = field(default_factory=dict)
     allow_private_urls: bool = False
-    vision: AskModel | None = None
+    vision: Model | None = None  # what looks at pictures, and its name
+    vision_name: str = ""
     gate: Gate | None = None
     shared: dict[str, Any] = field(default_factory=dict)
     shared_closers: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
@@ -59,14 +62,16 @@ class Kit:
 
     def limit(self) -> int:
         """How many requests the endpoint takes from this worker at present; 0 where that is not known."""
-        return int(getattr(self.model, "limit", 0))
+        load = getattr(self.model, "load", None)
+        return load.limit if load is not None else 0
 
     async def close(self) -> None:
-        """Give back what the worker holds."""
-        for closer in reversed(self.shared_closers):
-            await closer()
-        await self.model.close()
-        self.sandboxes.close()
+        """Give back what the worker holds, all of it whatever goes wrong."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.sandboxes.close)
+            stack.push_async_callback(self.model.close)
+            for closer in self.shared_closers:
+                stack.push_async_callback(closer)
 
 
 class Running:
@@ -88,22 +93,14 @@ class Running:
 
     async def work(self) -> Finished:
         """Run the session and encode it. Never raises for anything that happens inside the session."""
-        spec, kit = self.spec, self.kit
-        sandbox = LazySandbox(kit.sandboxes.make(self._sandbox_spec()))
-        context = ToolContext(
-            sandbox=sandbox,
-            session_id=sandbox.spec.session_id,
-            terminal_timeout=kit.sandbox.terminal_timeout,
-            allow_private_urls=kit.allow_private_urls,
-            vision=kit.vision,
-            settings=kit.tool_settings,
-            shared=kit.shared,
-            shared_closers=kit.shared_closers,
-        )
-        tools = [tool for name in spec.toolsets for tool in kit.tools(name)]
-        toolbox = Toolbox(tools, context)
-        session = self.session = Session(spec, kit.model, toolbox, sandbox, kit.settings, kit.gate, eager=self._eager())
+        try:
+            session, toolbox, sandbox = self._make()
+        except Exception as error:  # noqa: BLE001 - the session's edge: a spec that cannot be served is this session's row
+            record = SessionRecord(spec=self.spec, tools=(), messages=[], started=time.time())
+            _blame(record, error)
+            return self._encode(record)
         record = session.record
+        self.session = session
         if self._stopped is not None:
             session.interrupt(self._stopped)
         self._playing = asyncio.create_task(_play(session))
@@ -115,10 +112,39 @@ class Running:
             self._playing.cancel()
             await asyncio.wait([self._playing])
             if record.outcome not in (Outcome.INTERRUPTED, Outcome.BUDGET):
-                await _close(toolbox, sandbox, record)
-                raise
+                me = asyncio.current_task()
+                if self._stopped is not None or me is None or me.cancelling():
+                    await _close(toolbox, sandbox, record)
+                    raise
+                _blame(record, RuntimeError("a tool cancelled the session"))
         await _close(toolbox, sandbox, record)
-        return finish(record, kit.shape, kit.filters)
+        return self._encode(record)
+
+    def _make(self) -> tuple[Session, Toolbox, Sandbox]:
+        spec, kit = self.spec, self.kit
+        sandbox = LazySandbox(kit.sandboxes.make(self._sandbox_spec()))
+        context = ToolContext(
+            sandbox=sandbox,
+            session_id=sandbox.spec.session_id,
+            terminal_timeout=kit.sandbox.terminal_timeout,
+            allow_private_urls=kit.allow_private_urls,
+            settings=kit.tool_settings,
+            shared=kit.shared,
+            shared_closers=kit.shared_closers,
+        )
+        tools = [tool for name in spec.toolsets for tool in kit.tools(name)]
+        toolbox = Toolbox(tools, context)
+        session = Session(spec, kit.model, toolbox, sandbox, kit.settings, kit.gate, eager=self._eager())
+        if kit.vision is not None:
+            context.vision = AskModel(OneAnswer(kit.vision, session.record, kit.gate).ask, kit.vision_name)
+        return session, toolbox, sandbox
+
+    def _encode(self, record: SessionRecord) -> Finished:
+        try:
+            return finish(record, self.kit.shape, self.kit.filters)
+        except Exception as error:  # noqa: BLE001 - the session's edge: a filter of somebody else's, say
+            _blame(record, error)
+            return finish(record, self.kit.shape, ())
 
     def _eager(self) -> bool:
         """Whether the sandbox must be there before the first model call: where it may fail, and money would be lost."""
@@ -144,33 +170,50 @@ async def _play(session: Session) -> SessionRecord:
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - the session's edge: a fault of ours is this session's row
-        record.outcome = Outcome.INTERNAL_ERROR
-        record.reason = f"{type(error).__name__}: {error}"
-        record.error = ErrorInfo(type="internal_error", message=record.reason)
-        record.detail = traceback.format_exc()
+        _blame(record, error)
         return record
+
+
+def _blame(record: SessionRecord, error: BaseException) -> None:
+    """End the session as a failure because of this error; its traceback stands in the record alone."""
+    record.outcome, record.reason = Outcome.INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:REASON_LIMIT]
+    if isinstance(error, SandboxError):
+        record.outcome, record.reason = Outcome.SANDBOX_ERROR, str(error)
+    record.error = ErrorInfo(type=str(record.outcome), message=record.reason)
+    record.detail += "".join(traceback.format_exception(error))
 
 
 async def _close(toolbox: Toolbox, sandbox: Sandbox, record: SessionRecord) -> None:
     """Close tools, then the sandbox; what goes wrong here is noted and never costs the session its row."""
-    for name, closing in (("tools", toolbox.close()), ("sandbox", sandbox.stop())):
+    for name, close in (("tools", toolbox.close), ("sandbox", sandbox.stop)):
         try:
-            await asyncio.wait_for(closing, CLOSE_SECONDS)
+            await asyncio.wait_for(close(), CLOSE_SECONDS)
         except Exception as error:  # noqa: BLE001 - the session's edge: see the docstring
             record.detail += f"\nwhile closing the {name}: {type(error).__name__}: {error}"
 
 
 class OneAnswer:
-    """`AskModel` over a `Model`: a question with pictures, one text back."""
+    """`AskModel` over a `Model`: a question with pictures, one text back; its cost is the session's and the run's."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, record: SessionRecord, gate: Gate | None) -> None:
         self._model = model
+        self._record = record
+        self._gate = gate
 
     async def ask(self, question: str, pictures: list[str]) -> str:
-        """Ask once. Raises `ModelError`."""
+        """Ask once. Raises `ModelError`, or `BudgetSpent`."""
         parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
         parts += [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
-        reply: Reply = await self._model.complete(Request(messages=[Message(role="user", content=parts)]))
+        reply: Reply | None = None
+        if self._gate is not None:
+            await self._gate.reserve()
+        try:
+            reply = await self._model.complete(Request(messages=[Message(role="user", content=parts)]))
+        finally:
+            usage = plausible(reply.usage) if reply is not None else None
+            if self._gate is not None:
+                self._gate.settle(usage)
+            self._record.usage += usage or Usage()
         return str(reply.message.content)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import zstandard
+from msgspec.structs import replace
 
 from gristmill.conversation import to_conversation
 from gristmill.quality.base import ActiveFilter
@@ -28,7 +29,7 @@ from gristmill.trajectory import (
     tool_columns,
     turns_of,
 )
-from gristmill.types import ErrorInfo, Outcome
+from gristmill.types import ErrorInfo, Message, Outcome
 
 RECORD_VERSION = 1
 
@@ -68,8 +69,8 @@ def finish(record: SessionRecord, shape: RowShape, filters: tuple[ActiveFilter, 
         outcome=str(record.outcome),
         row=line,
         record=encode_record(record, shape, state),
-        reason=reason,
-        fatal=record.reason if record.fatal else "",
+        reason=mend(reason),
+        fatal=mend(record.reason) if record.fatal else "",
         partial=record.outcome.partial,
         prompt_tokens=record.usage.prompt_tokens,
         completion_tokens=record.usage.completion_tokens,
@@ -178,7 +179,19 @@ def encode_record(record: SessionRecord, shape: RowShape, state: State) -> bytes
     except (UnicodeEncodeError, TypeError):
         # A record that cannot be encoded is stored with replacements, never dropped.
         encoded = msgspec.json.encode(mend(msgspec.to_builtins(data, enc_hook=str)))
+    except RecursionError:
+        # An endpoint's own fields, nested so deeply that they can be read but not written a few levels deeper.
+        data["messages"] = [_without_extra(message) for message in record.messages]
+        data["turns"] = [
+            replace(turn, reply=replace(turn.reply, raw={}, message=_without_extra(turn.reply.message)))
+            for turn in record.turns
+        ]
+        encoded = msgspec.json.encode(mend(msgspec.to_builtins(data, enc_hook=str)))
     return shape.compressor.compress(encoded + b"\n")
+
+
+def _without_extra(message: Message) -> Message:
+    return replace(message, extra={})
 
 
 def _timing(result: Any) -> dict[str, Any]:
