@@ -33,6 +33,16 @@ KEY_VARIABLES: Mapping[str, str] = {
     "inference-api.nousresearch.com": "NOUS_API_KEY",
 }
 
+# Which variable names the image of rows without one; empty for kinds of sandboxes that have none.
+IMAGE_VARIABLES: Mapping[str, str] = {
+    "local": "",
+    "host": "",
+    "ssh": "",
+    "singularity": "TERMINAL_SINGULARITY_IMAGE",
+    "modal": "TERMINAL_MODAL_IMAGE",
+    "daytona": "TERMINAL_DAYTONA_IMAGE",
+}
+
 # Variables of tool providers that tools may read through `ToolContext.settings`.
 TOOL_VARIABLES = (
     "TAVILY_API_KEY",
@@ -252,12 +262,7 @@ def sandbox_from_environment(environ: Mapping[str, str] | None = None, *, kind: 
     """
     env = os.environ if environ is None else environ
     kind = kind or env.get("TERMINAL_ENV") or "local"
-    image = env.get(
-        {"singularity": "TERMINAL_SINGULARITY_IMAGE", "modal": "TERMINAL_MODAL_IMAGE"}.get(
-            kind, "TERMINAL_DOCKER_IMAGE"
-        ),
-        "",
-    )
+    image = env.get(IMAGE_VARIABLES.get(kind, "TERMINAL_DOCKER_IMAGE"), "")
     return SandboxConfig(
         kind=kind,
         image=image,

@@ -18,6 +18,7 @@ SANDBOXES: Mapping[str, str] = {
     "local": "gristmill.sandbox.bubblewrap:BubblewrapSandboxes",
     "host": "gristmill.sandbox.host:HostSandboxes",
     "docker": "gristmill.sandbox.docker:DockerSandboxes",
+    "ssh": "gristmill.sandbox.ssh:SshSandboxes",
 }
 
 _TABLES: Mapping[str, Mapping[str, str]] = {"sandboxes": SANDBOXES, "toolsets": BUILTIN_TOOLSETS}
