@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,17 @@ def soon(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+@contextlib.contextmanager
+def in_flight(place: Place, url: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that is going on; in the end it is not any more."""
+    process = place.start(url, *flags)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def results(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,13 +123,11 @@ async def test_sb_03_containers_outlive_a_killed_run(engine: Engine, place: Plac
     script = [call("terminal", {"command": "setsid sleep 500"}, reasoning="r"), say("done", reasoning="r")]
     with ScriptedEndpoint(script).in_thread() as endpoint:
         async with container(provider, run="another") as other:
-            process = place.start(endpoint.url, DOCKER, "--num_workers=4", "--concurrency=4")
-            assert soon(lambda: len(engine.containers("gristmill.owner")) == 5, 30)
-            label = f"gristmill.run={json.loads((place.directory / 'run.json').read_text())['run_id']}"
-            assert len(engine.containers(label)) == 4
-            process.send_signal(signal.SIGKILL)
-            began = time.monotonic()
-            process.communicate()
+            with in_flight(place, endpoint.url, DOCKER, "--num_workers=4", "--concurrency=4"):
+                assert soon(lambda: len(engine.containers("gristmill.owner")) == 5, 60)
+                label = f"gristmill.run={json.loads((place.directory / 'run.json').read_text())['run_id']}"
+                assert len(engine.containers(label)) == 4
+            began = time.monotonic()  # it was killed
             assert soon(lambda: engine.containers(label) == [], 15), engine.containers(label)
             print(f"gone after {time.monotonic() - began:.1f} s")
             assert len(engine.containers("gristmill.run=another")) == 1
@@ -266,11 +276,8 @@ def test_settings_of_the_environment_reach_the_container(
 def test_the_containers_of_an_interrupted_run_are_gone_when_it_ends(engine: Engine, place: Place) -> None:
     place.dataset(*(f"task {n}" for n in range(6)))
     script = [call("terminal", {"command": "sleep 100"}, reasoning="r"), say("done", reasoning="r")]
-    with ScriptedEndpoint(script).in_thread() as endpoint:
-        process = place.start(endpoint.url, DOCKER)
-        assert soon(lambda: len(engine.containers("gristmill.owner")) >= 4, 30)
+    with ScriptedEndpoint(script).in_thread() as endpoint, in_flight(place, endpoint.url, DOCKER) as process:
+        assert soon(lambda: len(engine.containers("gristmill.owner")) >= 4, 60)
         process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(ValueError):
-            process.communicate(timeout=60)
-    assert process.returncode == 143
+        assert process.wait(60) == 143
     assert engine.containers("gristmill.owner") == []
