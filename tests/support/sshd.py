@@ -58,7 +58,7 @@ class Server:
     def start(self) -> None:
         run = f"exec {PROGRAM} -D -e -f {self.root}/config"
         if os.geteuid() == 0:
-            # It needs /run/sshd, which is made where nobody else sees it; and start-up files of this machine's root may be slow.
+            # It needs /run/sshd, which is made where nobody else sees it; and root's own start-up files do not count.
             run = f"mount -t tmpfs tmpfs /run && mkdir /run/sshd && mount -t tmpfs tmpfs /root && {run}"
         argv = ["unshare", "--mount", "sh", "-c", run] if os.geteuid() == 0 else ["sh", "-c", run]
         with (self.root / "log").open("ab") as log:

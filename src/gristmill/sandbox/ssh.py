@@ -95,10 +95,11 @@ class SshSandbox(SupervisedSandbox):
 
     async def _connect(self, argv: Sequence[str], receiver: Receiver) -> Stream:
         assert self._home is not None and self._running is not None
-        program = ["env", "-i", f"PATH={PATH}", f"{MARK}={self._mark}lane", *(argv or self._running.first_argv)]
+        running = self._running
+        program = ["env", "-i", f"PATH={PATH}", f"{MARK}={self._mark}lane", *(argv or running.first_argv)]
         if argv:
-            return await self._host.stream(program, receiver, self._home)
-        return await self._home.stream(program, receiver)
+            return await self._host.stream(program, receiver, running.fail, self._home)
+        return await self._home.stream(program, receiver, running.fail)
 
     async def _stop(self) -> None:
         if self._running is not None:

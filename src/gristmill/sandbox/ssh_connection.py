@@ -101,9 +101,12 @@ async def connect(target: Target) -> asyncssh.SSHClientConnection:
 
 
 class SshStream(asyncssh.SSHClientSession[bytes]):
-    """stdin of a program on the host; its stdout goes to the receiver."""
+    """stdin of a program on the host; its stdout goes to the receiver.
 
-    def __init__(self, receiver: Receiver, on_end: Callable[[SshStream], None]) -> None:
+    `on_end` is told when it ends, before the receiver, and the error where the connection was lost.
+    """
+
+    def __init__(self, receiver: Receiver, on_end: Callable[[SshStream, Exception | None], None]) -> None:
         self._receiver = receiver
         self._on_end = on_end
         self._channel: asyncssh.SSHClientChannel[bytes] | None = None
@@ -170,5 +173,5 @@ class SshStream(asyncssh.SSHClientSession[bytes]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.resume_writing()
-        self._on_end(self)
+        self._on_end(self, error)
         self._receiver.ended(str(error or "") or self._said.decode(errors="replace").strip())

@@ -33,6 +33,7 @@ APART_SECONDS = 60.0  # for what is done on a connection of its own
 _FULL = (asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, asyncssh.OPEN_CONNECT_FAILED, asyncssh.OPEN_RESOURCE_SHORTAGE)
 
 T = TypeVar("T")
+OnLoss = Callable[[str], object]
 
 
 class Full(SandboxError):
@@ -79,9 +80,16 @@ class Connection:
         """Whether it can be used."""
         return not self.keeper.over
 
-    async def stream(self, argv: Sequence[str], receiver: Receiver) -> SshStream:
-        """Start a program. Raises `Full`, `SandboxError`."""
-        stream = SshStream(receiver, self._ended)
+    async def stream(self, argv: Sequence[str], receiver: Receiver, on_loss: OnLoss = lambda reason: None) -> SshStream:
+        """Start a program; `on_loss` is told when the connection is lost. Raises `Full`, `SandboxError`."""
+
+        def ended(stream: SshStream, error: Exception | None) -> None:
+            self._streams.discard(stream)
+            self.full = False
+            if error is not None:
+                on_loss(f"The connection to {host} was lost: {error}.")
+
+        stream = SshStream(receiver, ended)
         host, command = self.target.host, f"printf '\\000\\002'; exec {shlex.join(argv)}"
         # Shielded, because a channel whose opening is given up would stay open.
         opening = asyncio.ensure_future(self._link.create_session(lambda: stream, command, encoding=None))
@@ -113,10 +121,6 @@ class Connection:
         with contextlib.suppress(RuntimeError):  # its event loop is closed
             self._link.abort()
 
-    def _ended(self, stream: SshStream) -> None:
-        self._streams.discard(stream)
-        self.full = False
-
 
 class Host:
     """The host of a worker's sandboxes. Making it connects to nothing."""
@@ -147,12 +151,12 @@ class Host:
             reaping.add_done_callback(self._reaping.discard)
         return connection
 
-    async def stream(self, argv: Sequence[str], receiver: Receiver, home: Connection) -> SshStream:
+    async def stream(self, argv: Sequence[str], receiver: Receiver, on_loss: OnLoss, home: Connection) -> SshStream:
         """Start a program on its sandbox's home connection, or where that is full another. Raises `SandboxError`."""
         connection = home
         while True:
             try:
-                return await connection.stream(argv, receiver)
+                return await connection.stream(argv, receiver, on_loss)
             except Full:
                 connection = await self.connection(home.run)
 
