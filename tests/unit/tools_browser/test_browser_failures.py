@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,12 +42,19 @@ def family(name: str) -> list[psutil.Process]:
     return found
 
 
+def kill(name: str) -> None:
+    for process in family(name):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 async def test_a_page_that_hangs_is_given_up_and_its_process_ends(
     session: Session, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("HANG_SECONDS", 1.0), ("SETTLE_SECONDS", 0.5), ("ACTION_SECONDS", 1.0)):
+    for name, seconds in (("HANG_SECONDS", 2.0), ("SETTLE_SECONDS", 0.5)):
         monkeypatch.setattr(pages, name, seconds)
     page = await session.ok("navigate", url=site.url())
+    session.context.state["browser"]._context.set_default_timeout(1000)
     error = await session.fails("click", ref=session.ref(page, '"Hang"'))
     assert "did not answer any more" in error and "browser_navigate" in error
     assert "did not answer any more" in await session.fails("snapshot")
@@ -80,8 +88,7 @@ async def test_after_a_crash_of_the_browser_sessions_go_on_with_a_new_one(
     for each in (session, other):
         await each.ok("navigate", url=site.url("/third"))
     mark = "--remote-debugging-pipe" if victim == "chromium" else "run-driver"
-    for process in family(mark):
-        process.kill()
+    kill(mark)
     await asyncio.sleep(0.3)
     for each in (session, other):
         error = await each.fails("snapshot")
@@ -95,14 +102,28 @@ async def test_after_a_crash_of_the_browser_sessions_go_on_with_a_new_one(
     assert not {path.name for path in Path(tempfile.gettempdir()).glob("*") if path.name.startswith(OURS)} - before
 
 
-async def test_a_call_during_which_the_browser_dies_fails(session: Session, site: Site) -> None:
+@pytest.mark.parametrize("victim", ["--remote-debugging-pipe", "run-driver"])
+async def test_a_call_during_which_the_browser_dies_fails(session: Session, site: Site, victim: str) -> None:
     await session.ok("navigate", url=site.url("/third"))
     waiting = asyncio.create_task(session.call("navigate", url=site.url("/never")))
     await asyncio.sleep(0.5)
-    for process in family("--remote-debugging-pipe"):
-        process.kill()
+    kill(victim)
     result = await waiting
-    assert result["success"] is False and "crashed" in result["error"]
+    assert result["success"] is False and "crashed" in result["error"], result
+    assert (await session.ok("navigate", url=site.url("/third")))["title"] == "Third"
+
+
+async def test_after_a_crash_of_a_pop_up_its_opener_is_there(session: Session, site: Site) -> None:
+    page = await session.ok("navigate", url=site.url())
+    await session.ok("click", ref=session.ref(page, "Help window"))
+    with pytest.raises(Exception, match=r"crash|ERR_ABORTED|closed"):
+        await session.context.state["browser"].current().goto("chrome://crash", timeout=5000)
+    async with asyncio.timeout(10):
+        while len(session.context.state["browser"]._pages) > 1:
+            await asyncio.sleep(0.02)
+    shop = await session.ok("snapshot")
+    assert shop["title"] == "Shop" and shop["note"].startswith("The page crashed.")
+    assert "note" not in await session.ok("snapshot")
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.08, 0.4])

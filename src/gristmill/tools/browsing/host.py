@@ -67,30 +67,37 @@ class BrowserHost:
     async def open(self, outlet: Outlet) -> BrowserContext:
         """A context of its own for one session, whose pages reach a network through `outlet` only.
 
-        Raises `PageError` where the browser cannot be started.
+        Raises `PageError` where the browser cannot be started, and Playwright's error where it fails.
         """
+        try:
+            context = await self._new_context(outlet)
+        except Error:
+            # A browser that died unnoticed: there is a new one to try.
+            if await self.answers():
+                raise
+            context = await self._new_context(outlet)
+        context.set_default_timeout(ACTION_SECONDS * 1000)
+        return context
+
+    async def _new_context(self, outlet: Outlet) -> BrowserContext:
         browser = await self._browser()
         server = await self._proxy.admit(outlet)
-        try:
-            opening = asyncio.ensure_future(
-                browser.new_context(
-                    proxy={"server": server, "bypass": "<-loopback>"},
-                    viewport={"width": VIEWPORT_WIDTH, "height": VIEWPORT_HEIGHT},
-                    locale="en-US",
-                    accept_downloads=True,
-                )
+        opening = asyncio.ensure_future(
+            browser.new_context(
+                proxy={"server": server, "bypass": "<-loopback>"},
+                viewport={"width": VIEWPORT_WIDTH, "height": VIEWPORT_HEIGHT},
+                locale="en-US",
+                accept_downloads=True,
             )
-            context = await asyncio.shield(opening)
+        )
+        try:
+            return await asyncio.shield(opening)
         except asyncio.CancelledError:
             # The browser makes it all the same, and nobody else would close it.
             closing = asyncio.create_task(_close_when_open(opening))
             self._unwanted.add(closing)
             closing.add_done_callback(self._unwanted.discard)
             raise
-        except Error as error:
-            raise PageError(f"The browser failed: {error.message}") from error
-        context.set_default_timeout(ACTION_SECONDS * 1000)
-        return context
 
     async def end(self, outlet: Outlet, context: BrowserContext | None) -> None:
         """Close a session's context and its connections; never raises for a browser that is gone."""

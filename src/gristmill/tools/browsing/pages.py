@@ -49,6 +49,7 @@ _TICK = "() => new Promise(done => { requestAnimationFrame(() => setTimeout(done
 
 # The call's name before an error, and the word that follows it where the fault is the element's, not a script's.
 _CALL = re.compile(r"^(?:Locator\.\w+: (?:Error: )?|\w+\.\w+: )")
+_HINDRANCE = re.compile("not (?:visible|enabled|stable|editable)|intercepts pointer|outside of the viewport")
 _CLOSED = "has been closed"
 
 
@@ -91,26 +92,47 @@ class Pages:
         response: Response | None = None
         async with self._bounded(NAVIGATE_SECONDS + HANG_SECONDS):
             try:
-                response = await page.goto(url, wait_until="domcontentloaded", timeout=NAVIGATE_SECONDS * 1000)
+                response = await self._go(page, url)
             except TooSlow:
                 raise PageError(f"{url} did not load within {NAVIGATE_SECONDS:.0f} seconds.") from None
             except Error as error:
+                # Over https a refusal is only a failed tunnel to the browser; the outlet knows more.
+                told = self.outlet.why_failed(url) if "ERR_TUNNEL_CONNECTION_FAILED" in error.message else ""
+                if told:
+                    raise PageError(told) from error
                 if "Download is starting" not in error.message:
-                    raise PageError(self._lost_or(self._why_not(error, url))) from error
+                    raise
             await self._check_answer(response)
             await self._settle(page, since, LOAD_SECONDS)
         return response
 
-    async def act(self, action: Callable[[Page], Awaitable[None]]) -> bool:
-        """Do something to the current page; True where that led to another one. Raises `PageError`."""
+    async def _go(self, page: Page, url: str) -> Response | None:
+        limits: dict[str, Any] = {"wait_until": "domcontentloaded", "timeout": NAVIGATE_SECONDS * 1000}
+        try:
+            return await page.goto(url, **limits)
+        except Error as error:
+            if "interrupted by another navigation" not in error.message:
+                raise
+            # The page was on its way elsewhere; what was asked for wins.
+            return await page.goto(url, **limits)
+
+    async def act(self, action: Callable[[Page], Awaitable[None]], seconds: float = ACTION_SECONDS) -> bool:
+        """Do something to the current page; True where that led to another one. Raises `PageError`.
+
+        An action that takes `seconds` ends with an error of its own; much later the page is given up.
+        """
         page = self.current()
         self._navigated = False
         since = time.monotonic()
         self._arriving = 0
         self._arrived.set()
-        async with self._bounded(ACTION_SECONDS + SETTLE_SECONDS + HANG_SECONDS):
+        async with self._bounded(seconds + SETTLE_SECONDS + HANG_SECONDS):
             try:
                 await action(page)
+            except TooSlow:
+                async with asyncio.timeout(HANG_SECONDS):
+                    await page.evaluate("1")  # only an element was not ready, or the page hangs?
+                raise
             except Error as error:
                 # Some actions close their page.
                 if _CLOSED not in error.message or not page.is_closed() or not self._pages:
@@ -131,8 +153,9 @@ class Pages:
                 if len(self._pages) < 2:
                     raise PageError("There is no earlier page.")
                 await page.close()
+                self._lost = ""
 
-        await self.act(go)
+        await self.act(go, NAVIGATE_SECONDS)
 
     async def locate(self, ref: str) -> Locator:
         """The element with a ref of the last snapshot. Raises `PageError`."""
@@ -151,7 +174,11 @@ class Pages:
         """The current page as text, with the number of refs in it. Raises `PageError`."""
         page = self.current()
         async with self._bounded(HANG_SECONDS):
-            text, refs = render(await page.aria_snapshot(mode="ai"), self._refs, full=full)
+            try:
+                tree = await page.aria_snapshot(mode="ai")
+            except TooSlow:
+                raise PageError(f"The page was too busy to be read within {ACTION_SECONDS:.0f} seconds.") from None
+            text, refs = render(tree, self._refs, full=full)
         return {"snapshot": text or "(empty page)", "element_count": refs}
 
     async def place(self) -> dict[str, str]:
@@ -173,6 +200,9 @@ class Pages:
             found["dialogs"] = list(self._dialogs)
         if self._popups:
             found["popups"] = [{"url": page.url, "open": not page.is_closed()} for page in self._popups]
+        if self._lost and self._pages:
+            found["note"] = f"{self._lost} Another page that is open is the current one."
+            self._lost = ""
         self._dialogs.clear()
         self._popups.clear()
         return found
@@ -202,7 +232,10 @@ class Pages:
             return self._pages[-1]
         async with self._host.turn:
             if self._context is None:
-                self._context = await self._host.open(self.outlet)
+                try:
+                    self._context = await self._host.open(self.outlet)
+                except Error as error:
+                    raise PageError(f"The browser failed: {sentence(error)}") from error
                 self._context.on("page", self._on_page)
                 self._context.on("close", self._on_context_closed)
             self._own = True
@@ -237,11 +270,6 @@ class Pages:
         """Raise `PageError` for an answer that the proxy gave in the server's place."""
         if response is not None and REASON_HEADER in response.headers:
             raise PageError(await response.text())
-
-    def _why_not(self, error: Error, url: str) -> str:
-        # Over https a refusal is only a failed tunnel to the browser; the outlet knows more.
-        told = self.outlet.why_failed(url) if "ERR_TUNNEL_CONNECTION_FAILED" in error.message else ""
-        return told or sentence(error)
 
     def _lost_or(self, text: str) -> str:
         return f"{self._lost} Call browser_navigate to open one again." if self._lost and not self._pages else text
@@ -349,14 +377,6 @@ def sentence(error: Error) -> str:
     head, _, log = error.message.partition("\nCall log:")
     text = _CALL.sub("", head)
     reasons = [line.strip(" -") for line in log.splitlines()]
-    telling = (
-        "not visible",
-        "not enabled",
-        "not stable",
-        "intercepts pointer",
-        "outside of the viewport",
-        "not editable",
-    )
-    why = next((line for line in reversed(reasons) if any(word in line for word in telling)), "")
+    why = next((line for line in reversed(reasons) if _HINDRANCE.search(line)), "")
     first = " ".join(text.split("\n    at ")[0].split())[:TEXT_LIMIT]
     return f"{first} ({why[:300]})" if why else first
