@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gristmill import events, plugins
-from gristmill.config import ModelConfig, RunConfig
+from gristmill.config import ModelConfig, RunConfig, find_api_key
 from gristmill.dataset import read_tasks
 from gristmill.distribution import find_distribution, load_distributions, sample, session_rng
 from gristmill.distribution_rules import Distribution
-from gristmill.errors import SetupError
+from gristmill.errors import NotReady, SetupError
 from gristmill.model import select
 from gristmill.model.embedded import EmbeddedServer
 from gristmill.model.embedded import problem as embedded_problem
-from gristmill.offer import McpServers, ask_mcp_servers, find_toolsets, load_toolset, own_toolsets
+from gristmill.offer import McpServers, Offer, ask_mcp_servers, find_toolsets, known_tools, load_toolset, own_toolsets
 from gristmill.quality.filters import parse_filters
 from gristmill.run import frames
 from gristmill.run.budget import Budget
@@ -55,8 +55,8 @@ NOT_ISOLATED: Mapping[str, str] = {
 class Plan:
     """A run that was checked and can start.
 
-    `offered` are the toolsets that work here, by name; `missing` says for each other one why not. `always` are the
-    user's own that the distribution does not name: every drawn session gets them too. `warnings` are for the user.
+    `offered`, `missing` and `always` are those of an `Offer`. `config` has the endpoint's key. `warnings` are for the
+    user.
     """
 
     config: RunConfig
@@ -78,7 +78,8 @@ class Plan:
 async def check(config: RunConfig) -> Plan:
     """Everything that can be known before the run: dataset, distribution, toolsets, sandbox, endpoint.
 
-    Raises `UsageError` or `SetupError` with the mend; nothing has been started or written then.
+    Raises `UsageError` or `SetupError` with the mend, `NotReady` where several things are missing; nothing has been
+    started or written then.
     """
     config.validate()
     parse_filters(config.filters)
@@ -86,11 +87,11 @@ async def check(config: RunConfig) -> Plan:
     mcp = await ask_mcp_servers(config, os.environ)
     own = own_toolsets(config, mcp)
     known = [*plugins.names("toolsets"), *own]
-    distribution = find_distribution(load_distributions(config.distributions_file, toolsets=known), config.distribution)
-    offered, missing = find_toolsets(config, dataset, distribution, own)
-    problem = sandbox_class(config).problem(config.sandbox.options)
-    if problem:
-        raise SetupError(problem)
+    distribution = find_distribution(
+        load_distributions(config.distributions_file, toolsets=known, tools=known_tools(own)), config.distribution
+    )
+    offer = find_toolsets(config, dataset, distribution, own)
+    config = _ready(config, offer)
     warnings = list(select.warnings_for(config.model))
     if config.sandbox.kind in NOT_ISOLATED:
         warnings.append(f"--sandbox={config.sandbox.kind} isolates nothing: {NOT_ISOLATED[config.sandbox.kind]}")
@@ -99,13 +100,41 @@ async def check(config: RunConfig) -> Plan:
             "--reasoning_disabled with the no_reasoning filter will discard every session; "
             "give --filters=unknown_tool to keep them."
         )
-    if config.model.local:
-        if reason := embedded_problem():
-            raise SetupError(reason)
-    else:
+    warnings += [f"Left out: {name} ({reason})" for name, reason in offer.missing.items()]
+    if bare := sum(bool(task.toolsets) and offer.missing.keys() >= set(task.toolsets or ()) for task in dataset.tasks):
+        warnings.append(f"Prompts whose toolsets are all left out, and which run without tools: {bare}.")
+    if not config.model.local:
         warnings += await select.probe(config.model)
-    always = tuple(name for name in own if name in offered and name not in distribution.names)
-    return Plan(config, dataset, distribution, offered, missing, always, mcp, tuple(warnings))
+    return Plan(config, dataset, distribution, offer.toolsets, offer.missing, offer.always, mcp, tuple(warnings))
+
+
+def _ready(config: RunConfig, offer: Offer) -> RunConfig:
+    """The settings with the endpoint's key. Raises `SetupError` or `NotReady` for all that is missing here, at once."""
+    missing: list[SetupError] = []
+    key = ""
+    try:
+        if not config.model.local:
+            key = find_api_key(config.model.base_url, config.model.api_key)
+        elif reason := embedded_problem():
+            missing.append(SetupError(reason))
+    except SetupError as error:
+        missing.append(error)
+    try:
+        if problem := sandbox_class(config).problem(config.sandbox.options):
+            missing.append(SetupError(problem))
+    except SetupError as error:
+        missing.append(error)
+    mend = "`gristmill doctor` shows what works here."
+    if offer.missing and not config.skip_unavailable_toolsets:
+        missing += [SetupError(f"Toolset {name}: {reason}") for name, reason in offer.missing.items()]
+        mend = f"To do without: --skip_unavailable_toolsets, or a --distribution such as terminal_only. {mend}"
+    elif offer.missing and not offer.toolsets:
+        raise SetupError(f"None of the toolsets of {config.distribution} can work here.", mend)
+    if len(missing) > 1:
+        raise NotReady(f"This run cannot start here: {len(missing)} things are missing.", [*map(str, missing)], mend)
+    if missing:
+        raise SetupError(missing[0].message, missing[0].mend or mend)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, api_key=key))
 
 
 def sandbox_class(config: RunConfig) -> type[SandboxProvider]:
@@ -176,7 +205,7 @@ def plan_sessions(plan: Plan, owed: list[Owed], *, seed: int, first_batch: int) 
             draw = sample(plan.distribution, session_rng(seed, task.key, item.sample))
             # A draw of which nothing works here gets the first toolset that does: no draw leaves a session without.
             works = tuple(name for name in draw.names if name not in plan.missing)
-            names, probability = (works or tuple(plan.offered)[:1]) + plan.always, draw.probability
+            names, probability = (*works, *plan.always) or tuple(plan.offered)[:1], draw.probability
         specs.append(
             SessionSpec(
                 task=task,

@@ -215,6 +215,14 @@ def without_credentials(url: str) -> str:
     return parts._replace(netloc=host, query="", fragment="").geturl()
 
 
+def host_of(url: str) -> str:
+    """The URL's host name in lower case; empty where it has none or is no URL."""
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
 def is_loopback(host: str) -> bool:
     """True for a host name or address of this machine."""
     return host in ("localhost", "::1", "0.0.0.0") or host.endswith(".localhost") or host.startswith("127.")
@@ -229,13 +237,11 @@ def find_api_key(base_url: str, given: str | None, environ: Mapping[str, str] | 
     env = os.environ if environ is None else environ
     if given:
         return given
-    host = (urlsplit(base_url).hostname or "").lower()
-    for suffix, variable in KEY_VARIABLES.items():
-        if host == suffix or host.endswith("." + suffix):
-            key = env.get(variable, "").strip()
-            if key:
-                return key
-            raise SetupError(f"No API key for {host}.", f"Set {variable} or give --api_key.")
+    host = host_of(base_url)
+    if variable := _key_variable(host):
+        if key := env.get(variable, "").strip():
+            return key
+        raise SetupError(f"No API key for {host}.", f"Set {variable} or give --api_key.")
     if is_loopback(host):
         return ""
     raise SetupError(
@@ -250,9 +256,23 @@ def keys_present(environ: Mapping[str, str] | None = None) -> dict[str, bool]:
 
 
 def tool_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Keys and URLs of tool providers that the environment holds."""
+    """Keys and URLs of tool providers that the environment holds.
+
+    A vision or image service at a host whose key has a variable of its own (OpenRouter, say) needs no other one.
+    """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in TOOL_VARIABLES if env.get(name)}
+    found = {name: env[name] for name in TOOL_VARIABLES if env.get(name)}
+    for kind in ("VISION", "IMAGE"):
+        variable = _key_variable(host_of(found.get(f"{kind}_BASE_URL", "")))
+        if env.get(variable) and f"{kind}_API_KEY" not in found:
+            found[f"{kind}_API_KEY"] = env[variable]
+    return found
+
+
+def _key_variable(host: str) -> str:
+    """The variable that holds the key of a host; empty for a host that has none of its own."""
+    found = (name for suffix, name in KEY_VARIABLES.items() if host == suffix or host.endswith("." + suffix))
+    return next(found, "")
 
 
 def sandbox_from_environment(environ: Mapping[str, str] | None = None, *, kind: str | None = None) -> SandboxConfig:

@@ -4,6 +4,7 @@
 GristmillError
 ├── UsageError        the user mends it before the run: one sentence, one mend, exit 2
 │   └── SetupError    the machine or the endpoint is not ready: the same, exit 1
+│       └── NotReady  several things are missing, told all at once
 ├── SessionError      recorded on its row; the run goes on
 │   ├── ModelError    the endpoint failed; says which kind of failure it was
 │   ├── SandboxError  the sandbox could not be started, or died
@@ -20,6 +21,7 @@ Adapters raise plain exceptions of their libraries inside; at their edge they ra
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -52,6 +54,23 @@ class SetupError(UsageError):
     """Something outside the command line is missing: a file, a key, an endpoint, a program."""
 
     exit_status = 1
+
+
+class NotReady(SetupError):
+    """Several things are missing at once.
+
+    Args:
+        message: one sentence.
+        problems: one line each: what cannot work, why, and its own mend.
+        mend: what else one can do.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str], mend: str = "") -> None:
+        super().__init__(message, mend)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.message, *self.problems, self.mend)))
 
 
 class ErrorKind(enum.StrEnum):

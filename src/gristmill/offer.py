@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gristmill import plugins
 from gristmill.config import RunConfig
-from gristmill.distribution_rules import TOOL_PREFIX, Distribution
+from gristmill.distribution_rules import NOTHING, TOOL_PREFIX, Distribution
 from gristmill.errors import SetupError, UsageError
 from gristmill.task import Dataset
 from gristmill.tools.base import Toolset
-from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
+from gristmill.tools.builtin import BUILTIN_TOOLSETS, TOOL_TO_TOOLSET_MAP
 from gristmill.tools.functions import toolset_from
 from gristmill.tools.mcp import Discovery, discover, mcp_toolsets
 from gristmill.tools.mcp_config import McpConfig, load_mcp_config
@@ -51,6 +53,19 @@ async def ask_mcp_servers(config: RunConfig, environ: Mapping[str, str]) -> McpS
         raise SetupError(f"--mcp_config needs the library {error.name}.", "pip install 'gristmill[mcp]'") from error
 
 
+@dataclass(frozen=True)
+class Offer:
+    """Which toolsets a run can offer.
+
+    `toolsets` are those that work here, by name; `missing` says for each other name that may be drawn why not. `always`
+    are the user's own of which the distribution names nothing: every drawn session gets them too.
+    """
+
+    toolsets: Mapping[str, Toolset]
+    missing: Mapping[str, str]
+    always: tuple[str, ...]
+
+
 def own_toolsets(config: RunConfig, mcp: McpServers | None) -> dict[str, Toolset]:
     """The toolsets of `--tools` and `--mcp_config`, by name. A module of the current directory is found too.
 
@@ -59,12 +74,10 @@ def own_toolsets(config: RunConfig, mcp: McpServers | None) -> dict[str, Toolset
     """
     found: dict[str, Toolset] = {}
     for target in config.tools:
-        if ":" not in target:
-            raise UsageError(f"--tools {target} is no module:name.")
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.insert(0, here)
-        _add(found, toolset_from(plugins.find("toolsets", target)), f"--tools {target}")
+        toolset = _load_own(target)
+        if same := found.pop(toolset.name, None):  # several functions of one toolset, each given by its name
+            toolset = _joined(same, toolset)
+        _add(found, toolset, f"--tools {target}")
     if mcp is not None:
         taken = {*TOOL_TO_TOOLSET_MAP, *(tool.name for toolset in found.values() for tool in toolset.tools)}
         for toolset in mcp_toolsets(mcp.config, mcp.discovery, taken).values():
@@ -72,25 +85,62 @@ def own_toolsets(config: RunConfig, mcp: McpServers | None) -> dict[str, Toolset
     return found
 
 
+def _load_own(target: str) -> Toolset:
+    if ":" not in target:
+        raise UsageError(f"--tools {target} is no module:name.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return toolset_from(plugins.find("toolsets", target))
+    except UsageError as error:
+        raise type(error)(f"--tools {target}: {error.message}", error.mend) from error
+    except Exception as error:
+        raise UsageError(f"--tools {target} cannot be imported: {type(error).__name__}: {error}.") from error
+
+
+def _joined(first: Toolset, second: Toolset) -> Toolset:
+    def missing(settings: Mapping[str, str]) -> str:
+        return first.missing(settings) or second.missing(settings)
+
+    return Toolset(first.name, (*first.tools, *second.tools), missing)
+
+
 def _add(found: dict[str, Toolset], toolset: Toolset, flag: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", toolset.name) or toolset.name == NOTHING:
+        raise UsageError(f"{flag}: {toolset.name!r} cannot be a toolset's name.", "Use letters, digits, _, . and -.")
     if toolset.name in found or toolset.name in plugins.names("toolsets"):
         raise UsageError(f"{flag}: there already is a toolset {toolset.name}.", "Name it otherwise.")
+    others = {tool.name for other in found.values() for tool in other.tools}
+    names: set[str] = set()
     for tool in toolset.tools:
         if tool.name in TOOL_TO_TOOLSET_MAP:
             raise UsageError(f"{flag}: {tool.name} is the name of a built-in tool.", "Name it otherwise.")
+        if tool.name in others | names:
+            raise UsageError(f"{flag}: there already is a tool {tool.name}.", "Name it otherwise.")
+        names.add(tool.name)
     found[toolset.name] = toolset
 
 
-def find_toolsets(
-    config: RunConfig, dataset: Dataset, distribution: Distribution, own: dict[str, Toolset]
-) -> tuple[dict[str, Toolset], dict[str, str]]:
-    """The toolsets that the distribution and the rows may ask for: those that work here, and why the others do not.
+def known_tools(own: Mapping[str, Toolset]) -> list[str] | None:
+    """The names that may follow `tool:`; None where a server that does not answer may have more."""
+    if any(not toolset.tools for toolset in own.values()):
+        return None
+    return [*TOOL_TO_TOOLSET_MAP, *(tool.name for _, toolset in _added(own) for tool in toolset.tools)]
 
-    Args:
-        own: the user's, by name; offered whether or not the distribution names them.
+
+def _added(own: Mapping[str, Toolset]) -> Iterator[tuple[str, Toolset]]:
+    """The toolsets that are not built in: the user's own, then those of plug-ins."""
+    yield from own.items()
+    for name in plugins.names("toolsets"):
+        if name not in BUILTIN_TOOLSETS:
+            yield name, load_toolset(name)
+
+
+def find_toolsets(config: RunConfig, dataset: Dataset, distribution: Distribution, own: Mapping[str, Toolset]) -> Offer:
+    """The toolsets that the distribution and the rows may ask for, and the user's own.
 
     Raises:
-        SetupError: one does not work here and `skip_unavailable_toolsets` is off, or none works.
         UsageError: a row names one that does not exist; says which line.
     """
     lines: dict[str, int] = {}
@@ -100,11 +150,10 @@ def find_toolsets(
     offered: dict[str, Toolset] = {}
     missing: dict[str, str] = {}
     for name in dict.fromkeys((*distribution.names, *lines, *own)):
-        single = name.removeprefix(TOOL_PREFIX) if name.startswith(TOOL_PREFIX) else ""
-        owner = TOOL_TO_TOOLSET_MAP.get(single, name)
         try:
+            owner = _owner(name, own)
             toolset = own.get(owner) or load_toolset(owner)
-            reason = toolset.missing(config.tool_settings)
+            reason = toolset.missing(config.tool_settings) or _cannot_see(owner, config)
         except SetupError as error:
             reason = str(error)
         except UsageError as error:
@@ -116,12 +165,33 @@ def find_toolsets(
             missing[name] = reason
         else:
             offered[owner] = toolset
-    if missing and not config.skip_unavailable_toolsets:
-        reasons = " ".join(f"{name}: {reason}" for name, reason in missing.items())
-        raise SetupError(
-            f"Toolsets of this run cannot work here. {reasons}",
-            "Mend that, choose another --distribution, or give --skip_unavailable_toolsets.",
-        )
-    if missing and not offered:
-        raise SetupError(f"None of the toolsets of {distribution.name} can work here.", "See `gristmill doctor`.")
-    return offered, missing
+    named = {*distribution.names}
+    always = tuple(
+        name
+        for name, toolset in own.items()
+        if name in offered and named.isdisjoint((name, *(TOOL_PREFIX + tool.name for tool in toolset.tools)))
+    )
+    return Offer(offered, missing, always)
+
+
+def _owner(name: str, own: Mapping[str, Toolset]) -> str:
+    """The toolset that a drawn name stands for or belongs to. Raises `UsageError` or `SetupError`."""
+    if not name.startswith(TOOL_PREFIX):
+        return name
+    single = name.removeprefix(TOOL_PREFIX)
+    if single in TOOL_TO_TOOLSET_MAP:
+        return TOOL_TO_TOOLSET_MAP[single]
+    for owner, toolset in _added(own):
+        if any(tool.name == single for tool in toolset.tools):
+            return owner
+    known = known_tools(own)
+    if known is None:
+        raise SetupError(f"no toolset that works here has the tool {single}.")
+    raise UsageError(f"Unknown tool: {single}.", f"Known are {', '.join(known)}.")
+
+
+def _cannot_see(name: str, config: RunConfig) -> str:
+    """Why nobody can look at pictures although the tool works; empty where somebody may."""
+    if name != "vision" or not config.model.local or config.tool_settings.get("VISION_MODEL"):
+        return ""
+    return "The embedded model sees no pictures; VISION_MODEL and VISION_BASE_URL name one that does."

@@ -9,7 +9,7 @@ import msgspec
 
 from gristmill.cli.flags import BY_NAME
 from gristmill.cli.run import run_config
-from gristmill.cli.settings import check_prefill, read_config, warnings, with_key
+from gristmill.cli.settings import check_prefill, read_config, warnings
 from gristmill.errors import UsageError
 from gristmill.events import RunReport
 
@@ -28,7 +28,7 @@ class BatchRunner:
 
     Raises:
         UsageError: a value that cannot be, or a keyword that is no flag.
-        SetupError: a key or a file is missing.
+        SetupError: a file is missing.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BatchRunner:
         self._given = {
             name: BY_NAME[name].read(_as_typed(value)) for name, value in flags.items() if value not in (None, ())
         }
-        config = with_key(read_config(self._given))
+        config = read_config(self._given)
         if prefill_messages is not None:
             messages = check_prefill([dict(message) for message in prefill_messages], "prefill_messages")
             config = msgspec.structs.replace(config, prefill_messages=messages)

@@ -15,7 +15,7 @@ import click
 from gristmill import __version__
 from gristmill.cli.console import Lines
 from gristmill.cli.parsing import CONTEXT, RunCommand, lazily, usage_error
-from gristmill.errors import GristmillError, UsageError
+from gristmill.errors import GristmillError, NotReady, UsageError
 
 INTERRUPTED = 130
 
@@ -113,5 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(errors: Lines, error: GristmillError, wordy: bool) -> int:
     if wordy:
         errors.write(traceback.format_exc().rstrip())
-    errors.write(f"❌ Fatal error: {error}".replace("\n", " "))
+    lines = [str(error)]
+    if isinstance(error, NotReady):
+        lines = [error.message, *(f"- {problem}" for problem in error.problems), *filter(None, (error.mend,))]
+    errors.write("\n   ".join(line.replace("\n", " ") for line in (f"❌ Fatal error: {lines[0]}", *lines[1:])))
     return error.exit_status

@@ -15,7 +15,7 @@ from gristmill.cli.console import Lines, Screen
 from gristmill.cli.figures import money
 from gristmill.cli.parsing import lazily
 from gristmill.cli.progress import Narrator, plan_lines
-from gristmill.cli.settings import read_config, warnings, with_key
+from gristmill.cli.settings import read_config, warnings
 from gristmill.config import RunConfig
 from gristmill.distribution import load_distributions, render_list
 from gristmill.errors import GristmillError
@@ -37,7 +37,7 @@ def run(given: Mapping[str, Any]) -> int:
     if given.get("list_distributions"):
         Lines(sys.stdout).write(render_list(load_distributions(given.get("distributions_file"))))
         return 0
-    config = with_key(read_config(given))
+    config = read_config(given)
     if given.get("dry_run"):
         return dry_run(config, warnings(given, config))
     return run_config(config, warnings(given, config)).exit_status
@@ -97,8 +97,6 @@ def dry_run(config: RunConfig, warned: list[str]) -> int:
     for line in plan_lines(planned):
         lines.write(line)
     lines.write(f"   Toolsets: {', '.join(plan.offered)}")
-    for name, reason in plan.missing.items():
-        lines.write(f"   Left out: {name} ({reason})")
     calls = prompts * config.samples_per_prompt * config.max_turns
     lines.write(f"   Model calls at most: {calls}")
     lines.write(f"   Cost estimate: {_estimate(config, calls)}")

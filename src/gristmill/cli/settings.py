@@ -15,7 +15,6 @@ from gristmill.cli.flags import BY_NAME
 from gristmill.config import (
     ModelConfig,
     RunConfig,
-    find_api_key,
     sandbox_from_environment,
     tool_settings,
 )
@@ -59,14 +58,6 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     if address.scheme not in ("http", "https") or not address.hostname:
         raise UsageError(f"--base_url must be an http or https address, not {config.model.base_url!r}.")
     return config
-
-
-def with_key(config: RunConfig) -> RunConfig:
-    """The settings with the endpoint's key. Raises `SetupError` for a remote endpoint without one."""
-    if config.model.local:
-        return config
-    key = find_api_key(config.model.base_url, config.model.api_key)
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, api_key=key))
 
 
 def warnings(given: Mapping[str, Any], config: RunConfig) -> list[str]:

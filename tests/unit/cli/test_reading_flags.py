@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.cli.flags import BY_NAME, FLAGS, Kind
-from gristmill.cli.settings import read_config, read_prefill, warnings, with_key
+from gristmill.cli.settings import read_config, read_prefill, warnings
 from gristmill.config import DEFAULT_BASE_URL, KEY_VARIABLES, RunConfig
 from gristmill.errors import SetupError, UsageError
 
@@ -160,19 +160,6 @@ def test_the_sandbox_comes_from_the_flag_then_from_the_environment(monkeypatch: 
     assert read_config(REQUIRED).sandbox.kind == "docker"
     chosen = read_config(REQUIRED | {"sandbox": "modal"}).sandbox
     assert (chosen.kind, chosen.image) == ("modal", "of-modal")
-
-
-def test_a_remote_endpoint_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read_config(REQUIRED)
-    with pytest.raises(SetupError, match="OPENROUTER_API_KEY"):
-        with_key(config)
-    monkeypatch.setenv("OPENAI_API_KEY", "of-another-host")
-    with pytest.raises(SetupError):
-        with_key(config)
-    monkeypatch.setenv("OPENROUTER_API_KEY", "k")
-    assert with_key(config).model.api_key == "k"
-    assert with_key(read_config(REQUIRED | {"model": "local"})).model.api_key == ""
-    assert with_key(read_config(REQUIRED | {"base_url": "http://127.0.0.1:1/v1"})).model.api_key == ""
 
 
 def test_flags_without_effect_are_told() -> None:
