@@ -33,8 +33,11 @@ IO = "/run/gristmill"
 IO_BYTES = 256 << 20  # in memory, for texts and stdin of commands
 WORKSPACE = "/workspace"  # for images without a WORKDIR
 ENGINE_SECONDS = 120.0  # for the engine to make or start one container
+STARTS_AT_ONCE = 8  # in one worker; more would only wait for each other in the engine
 ROOT = ("", "0", "root", "0:0", "root:root")
 AS_THE_IMAGE_SAYS = ("PATH", "SHELL", "SHLVL")
+# Which limit the engine must say that it can keep, or it would drop it silently.
+KEEPS = {"memory_mb": "MemoryLimit", "cpus": "CpuCfsQuota", "processes": "PidsLimit"}
 
 
 class DockerSandbox(SupervisedSandbox):
@@ -64,13 +67,18 @@ class DockerSandbox(SupervisedSandbox):
         if not self.spec.image:
             raise SandboxError("A container needs an image.", "Give rows an `image`, or set TERMINAL_DOCKER_IMAGE.")
         engine = await self._provider.join(self)
+        await self._check_limits(engine)
         image = await engine.images.get(self.spec.image)
-        try:
-            await self._run(engine, image, engine.shells.get(image.id))
-        except _NoBash:
-            await self._remove()
-            engine.shells[image.id] = await asyncio.to_thread(docker_bash.carried, image.architecture)
-            await self._run(engine, image, engine.shells[image.id])
+        async with engine.starts:
+            try:
+                await self._run(engine, image, engine.shells.get(image.id))
+            except _NoBash:
+                await self._remove()
+                engine.shells[image.id] = await asyncio.to_thread(docker_bash.carried, image.architecture)
+                await self._run(engine, image, engine.shells[image.id])
+            except SandboxError:
+                engine.images.forget(self.spec.image)  # it may have been removed since
+                raise
 
     async def stop(self) -> None:
         if self._stopping is None:
@@ -85,6 +93,14 @@ class DockerSandbox(SupervisedSandbox):
                 docker_leftovers.remove(self._provider.engine.address, self.name)
 
     # Beginning.
+
+    async def _check_limits(self, engine: Engine) -> None:
+        wanted = [name for name in KEEPS if getattr(self.spec.limits, name)]
+        if wanted and engine.abilities is None:
+            engine.abilities = await self._answer(engine.client.system.info())
+        for name in wanted:
+            if not (engine.abilities or {}).get(KEEPS[name]):
+                raise SandboxError(f"The engine at {engine.address.url} can keep no limit on {name} here.")
 
     async def _run(self, engine: Engine, image: Image, carried: tuple[bytes, tuple[str, ...]] | None) -> None:
         self.workspace = image.directory if image.directory not in ("", "/") else WORKSPACE
@@ -227,6 +243,8 @@ class Engine:
         self.address = address
         self.images = Images(lambda: self.client)
         self.shells: dict[str, tuple[bytes, tuple[str, ...]]] = {}  # of images without bash, by their id
+        self.abilities: dict[str, Any] | None = None  # what it says of itself, where that was asked
+        self.starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._client: aiodocker.Docker | None = None
 
     @property

@@ -57,6 +57,11 @@ class Images:
         # Shielded: a session that goes away must not end the pull that others wait for.
         return await asyncio.shield(task)
 
+    def forget(self, name: str) -> None:
+        """Look for it anew the next time."""
+        if (found := self._found.get(name)) and found[1].done() and not _failed(found[1]):
+            del self._found[name]
+
     async def _fetch(self, name: str) -> Image:
         reference = name.removeprefix("docker://")
         if not re.fullmatch(r"[\w][\w./:@-]*", reference, re.ASCII) or ".." in reference:

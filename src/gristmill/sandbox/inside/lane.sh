@@ -118,14 +118,17 @@ launch() { # verb id directory text bytes kind from to
     current=$2
     enter_directory "$2"
     report s "$2"
-    # Who waits for the shell must outlive it, whatever it sends to its own process group.
+    # Who waits for the shell must outlive it, whatever it sends to its own process group. The input is opened here, not in
+    # the child, because it is removed next.
     {
-        trap : HUP INT QUIT ABRT USR1 USR2 PIPE ALRM TERM
-        (run "$2" "$save")
-        code=$?
-        if [[ $save && -s $save.cwd ]]; then report d "$2" "$code" 1; else report d "$2" "$code"; fi
-        exit "$code"
-    } <"$input" 2>&1 &
+        {
+            trap : HUP INT QUIT ABRT USR1 USR2 PIPE ALRM TERM
+            (run "$2" "$save")
+            code=$?
+            if [[ $save && -s $save.cwd ]]; then report d "$2" "$code" 1; else report d "$2" "$code"; fi
+            exit "$code"
+        } 2>&1 &
+    } <"$input"
     pid=$!
     [[ $input == /dev/null ]] || rm -f -- "$input"
 }
