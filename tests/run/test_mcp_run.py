@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ from support.runs import Place
 pytest.importorskip("mcp", reason="the extra mcp is not installed")
 
 SERVER = str(Path(__file__).parents[1] / "unit/tools_mcp/server.py")
-SECRET = "tok-of-this-test"
+SECRET = f"tok-{uuid.uuid4().hex}"
 
 
 def test_a_server_s_tools_are_called_and_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +56,7 @@ def test_a_server_s_tools_are_called_and_counted(place: Place, monkeypatch: pyte
     assert {"add", "fail", "environment", "box_terminal"} <= set(known)
     for path in place.directory.iterdir():
         assert SECRET.encode() not in path.read_bytes(), path
-    assert not [p for p in psutil.process_iter(["cmdline"]) if SERVER in (p.info["cmdline"] or ())]
+    assert not [p for p in psutil.process_iter(["environ"]) if SECRET in (p.info["environ"] or {}).values()]
 
 
 def test_a_server_that_does_not_start_is_an_error_before_the_run(place: Place) -> None:
