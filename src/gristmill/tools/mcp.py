@@ -92,7 +92,11 @@ def mcp_toolsets(config: McpConfig, discovery: Discovery, taken: Collection[str]
             used.add(name)
             tools.append(_tool(server, schema, name))
         problem = discovery.problems.get(server.name, "")
-        found[server.name] = Toolset(name=server.name, tools=tuple(tools), missing=_always(problem))
+        found[server.name] = Toolset(
+            name=server.name,
+            tools=tuple(tools),
+            missing=_always(problem and f"its MCP server cannot be used: {problem}"),
+        )
     return found
 
 

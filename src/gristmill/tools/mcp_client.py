@@ -24,13 +24,8 @@ from gristmill.types import ToolSchema
 CLOSE_SECONDS = 10.0  # the SDK itself needs up to about six to end a program that ignores the end of its input
 CHECK_SECONDS = 5.0
 PAGES_LIMIT = 100  # of a list of tools
-STDERR_LIMIT = 2_000  # characters kept of what a program says, to explain its end
+STDERR_LIMIT = 400  # characters kept of what a program says, to explain its end
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a start that follows failed ones
-_MINE = (
-    INVALID_PARAMS,
-    METHOD_NOT_FOUND,
-    REQUEST_TIMEOUT,
-)  # errors of a call, which say nothing against the connection
 
 
 class McpFailed(Exception):
