@@ -84,7 +84,7 @@ async def check(config: RunConfig) -> Plan:
     config.validate()
     parse_filters(config.filters)
     dataset = read_tasks(config.dataset_file, prompt_field=config.prompt_field, max_samples=config.max_samples)
-    mcp = await ask_mcp_servers(config, os.environ)
+    mcp = await ask_mcp_servers(config.mcp_config)
     own = own_toolsets(config, mcp)
     known = [*plugins.names("toolsets"), *own]
     distribution = find_distribution(

@@ -255,6 +255,11 @@ def keys_present(environ: Mapping[str, str] | None = None) -> dict[str, bool]:
     return {variable: bool(env.get(variable, "").strip()) for variable in KEY_VARIABLES.values()}
 
 
+def environment() -> Mapping[str, str]:
+    """All of the environment, for a file of the user's that says which variables of it may be used."""
+    return os.environ
+
+
 def tool_settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Keys and URLs of tool providers that the environment holds.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gristmill import plugins
-from gristmill.config import RunConfig
+from gristmill.config import RunConfig, environment
 from gristmill.distribution_rules import NOTHING, TOOL_PREFIX, Distribution
 from gristmill.errors import SetupError, UsageError
 from gristmill.task import Dataset
@@ -37,16 +37,16 @@ class McpServers(msgspec.Struct, frozen=True, kw_only=True):
     discovery: Discovery
 
 
-async def ask_mcp_servers(config: RunConfig, environ: Mapping[str, str]) -> McpServers | None:
-    """The servers of `--mcp_config`, asked for their tools; None where there are none.
+async def ask_mcp_servers(path: str | None) -> McpServers | None:
+    """The servers of the file of `--mcp_config`, asked for their tools; None where there is no file.
 
     Raises:
         UsageError: the file is wrong; says where.
         SetupError: it cannot be read, or the library `mcp` is missing.
     """
-    if not config.mcp_config:
+    if not path:
         return None
-    servers = load_mcp_config(config.mcp_config, environ)
+    servers = load_mcp_config(path, environment())
     try:
         return McpServers(config=servers, discovery=await discover(servers))
     except ModuleNotFoundError as error:
@@ -192,6 +192,6 @@ def _owner(name: str, own: Mapping[str, Toolset]) -> str:
 
 def _cannot_see(name: str, config: RunConfig) -> str:
     """Why nobody can look at pictures although the tool works; empty where somebody may."""
-    if name != "vision" or not config.model.local or config.tool_settings.get("VISION_MODEL"):
+    if name != "vision" or not config.model.local or config.tool_settings.get("VISION_BASE_URL"):
         return ""
     return "The embedded model sees no pictures; VISION_MODEL and VISION_BASE_URL name one that does."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -16,10 +17,14 @@ import msgspec
 
 from gristmill import __version__, plugins
 from gristmill.cli.console import Lines
-from gristmill.config import KEY_VARIABLES, keys_present, sandbox_from_environment, tool_settings
+from gristmill.config import KEY_VARIABLES, host_of, keys_present, sandbox_from_environment, tool_settings
+from gristmill.distribution import BUILTIN
 from gristmill.errors import GristmillError
 from gristmill.model import embedded
-from gristmill.tools.builtin import TOOL_TO_TOOLSET_MAP
+from gristmill.offer import ask_mcp_servers
+from gristmill.tools.browsing.chromium import find_executable
+from gristmill.tools.image_gen import choose_artist
+from gristmill.tools.web import choose_provider
 
 _LOW_DISK = 2 * 1024**3  # bytes
 _FEW_FILES = 4096  # open files; a session in flight needs about a dozen
@@ -34,8 +39,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def examine(output_dir: str) -> Iterator[Finding]:
-    """Look at everything a run may need."""
+def examine(output_dir: str, mcp_config: str | None = None) -> Iterator[Finding]:
+    """Look at everything a run may need. Raises `UsageError` for an MCP file that is wrong."""
     yield Finding(group="gristmill", name="version", ok=True, detail=__version__)
     python = f"{platform.python_version()} on {platform.system()} {platform.release()}, {os.cpu_count()} cores"
     yield Finding(group="gristmill", name="python", ok=True, detail=python)
@@ -49,19 +54,13 @@ def examine(output_dir: str) -> Iterator[Finding]:
         yield Finding(
             group="models", name=host, ok=found or None, detail="key is set" if found else f"no key: set {variable}"
         )
-    settings = tool_settings()
-    there = plugins.names("toolsets")
-    for name in there:
-        yield _finding("toolsets", name, _toolset_problem(name, settings))
-    for name in dict.fromkeys(TOOL_TO_TOOLSET_MAP.values()):
-        if name not in there:
-            yield Finding(group="toolsets", name=name, ok=None, detail="not in this version")
+    yield from _toolsets(mcp_config)
 
 
-def doctor(output_dir: str, as_json: bool) -> int:
-    """Print all findings."""
+def doctor(output_dir: str, mcp_config: str | None, as_json: bool) -> int:
+    """Print all findings. Raises `UsageError` for an MCP file that is wrong."""
     lines = Lines(sys.stdout)
-    findings = list(examine(output_dir))
+    findings = list(examine(output_dir, mcp_config))
     if as_json:
         lines.document([msgspec.to_builtins(finding) for finding in findings])
         return 0
@@ -97,8 +96,51 @@ def _sandbox_problem(name: str) -> str:
         return str(error)
 
 
-def _toolset_problem(name: str, settings: dict[str, str]) -> str:
+def _toolsets(mcp_config: str | None) -> Iterator[Finding]:
+    settings = tool_settings()
+    problems = {name: _toolset_problem(name, settings) for name in plugins.names("toolsets")}
+    for name, problem in problems.items():
+        how = "" if problem or name not in _HOW else f": {_HOW[name](settings)}"
+        yield Finding(group="toolsets", name=name, ok=not problem, detail=problem or f"works{how}")
+    if servers := asyncio.run(ask_mcp_servers(mcp_config)):
+        for server in servers.config.servers:
+            problem = servers.discovery.problems.get(server.name, "")
+            tools = ", ".join(tool.name for tool in servers.discovery.tools[server.name])
+            yield Finding(group="toolsets", name=server.name, ok=not problem, detail=problem or f"works: {tools}")
+    for works, name in ((True, "can run"), (False, "lack a toolset")):
+        found = [d.name for d in BUILTIN.values() if works is not any(problems[toolset] for toolset in d.names)]
+        if found:
+            yield Finding(group="distributions", name=name, ok=works or None, detail=", ".join(sorted(found)))
+
+
+def _toolset_problem(name: str, settings: Mapping[str, str]) -> str:
     try:
         return str(plugins.find("toolsets", name).missing(settings))
     except GristmillError as error:
         return str(error)
+
+
+def _who_looks(settings: Mapping[str, str]) -> str:
+    model, base = settings.get("VISION_MODEL"), settings.get("VISION_BASE_URL")
+    if not model:
+        return "the run's own model looks, where it can; else set VISION_MODEL"
+    return f"{model} at {host_of(base) if base else 'the endpoint of the run'}"
+
+
+def _who_draws(settings: Mapping[str, str]) -> str:
+    artist = choose_artist(settings)
+    return f"{artist.model} at {host_of(artist.base_url)}" if artist else ""
+
+
+def _who_searches(settings: Mapping[str, str]) -> str:
+    return f"searches with {choose_provider(settings).name}"
+
+
+# How a toolset that works will do so.
+_HOW: Mapping[str, Callable[[Mapping[str, str]], str]] = {
+    "web": _who_searches,
+    "search": _who_searches,
+    "vision": _who_looks,
+    "image_gen": _who_draws,
+    "browser": find_executable,
+}

@@ -82,7 +82,13 @@ GROUP = click.Group(
             click.Option(["--distributions_file"], help="TOML or JSON file with distributions of your own."),
             _JSON,
         ),
-        _command("doctor", "What this machine can do, and how to mend what it cannot.", _OUTPUT_DIR, _JSON),
+        _command(
+            "doctor",
+            "What this machine can do, and how to mend what it cannot.",
+            _OUTPUT_DIR,
+            click.Option(["--mcp_config"], help="JSON file of MCP servers, to be asked too."),
+            _JSON,
+        ),
         _command("clean", "Remove what killed runs left: only what gristmill has labelled.", _JSON),
     ],
 )

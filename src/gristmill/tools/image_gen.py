@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from gristmill.config import is_loopback
+from gristmill.config import host_of, is_loopback
 from gristmill.tools.addresses import guarded_session
 from gristmill.tools.base import Tool, ToolContext, Toolset
 from gristmill.tools.fetch import MAX_REDIRECTS, FetchError, fetch
@@ -170,8 +170,8 @@ def choose_artist(settings: Mapping[str, str]) -> Artist | None:
     """Who draws with these settings; None where they name nobody."""
     base, model, key = (settings.get(f"IMAGE_{name}", "") for name in ("BASE_URL", "MODEL", "API_KEY"))
     if base and model:
-        host = (urlsplit(base).hostname or "").lower()
-        if not key and not is_loopback(host):
+        host = host_of(base)
+        if not host or (not key and not is_loopback(host)):
             return None
         openrouter = host == "openrouter.ai" or host.endswith(".openrouter.ai")
         return (OpenRouterImages if openrouter else OpenAIImages)(base, model, key)
@@ -184,10 +184,16 @@ def missing_for_images(settings: Mapping[str, str]) -> str:
     """What image_generate lacks here, as a sentence; empty where it can work."""
     if choose_artist(settings) is not None:
         return ""
-    if settings.get("IMAGE_BASE_URL"):
+    base = settings.get("IMAGE_BASE_URL", "")
+    if base and not host_of(base):
+        return f"IMAGE_BASE_URL must be an http or https address, not {base!r}."
+    if base:
         name = "IMAGE_API_KEY" if settings.get("IMAGE_MODEL") else "IMAGE_MODEL"
         return f"Drawing pictures with IMAGE_BASE_URL needs {name} too."
-    return "Drawing pictures needs IMAGE_BASE_URL, IMAGE_MODEL and IMAGE_API_KEY, or FAL_KEY."
+    return (
+        "Drawing pictures needs FAL_KEY, or IMAGE_BASE_URL, IMAGE_MODEL and IMAGE_API_KEY "
+        "of OpenRouter or of any server with OpenAI's images API."
+    )
 
 
 async def image_generate(context: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from gristmill.config import host_of, is_loopback
 from gristmill.errors import ModelError
 from gristmill.tools.addresses import guarded_session
 from gristmill.tools.base import NOTHING, Access, Tool, ToolContext, Toolset
@@ -172,9 +173,19 @@ def _access(arguments: dict[str, Any]) -> Access:
 
 def missing_for_vision(settings: Mapping[str, str]) -> str:
     """What vision_analyze lacks here, as a sentence; empty where it can work."""
-    return (
-        "" if importlib.util.find_spec("PIL") else "Looking at pictures needs Pillow: pip install 'gristmill[vision]'."
-    )
+    if not importlib.util.find_spec("PIL"):
+        return "Looking at pictures needs Pillow: pip install 'gristmill[vision]'."
+    base = settings.get("VISION_BASE_URL", "")
+    host = host_of(base)
+    if not base:
+        return ""
+    if not host:
+        return f"VISION_BASE_URL must be an http or https address, not {base!r}."
+    if not settings.get("VISION_MODEL"):
+        return "Looking at pictures with VISION_BASE_URL needs VISION_MODEL too."
+    if not settings.get("VISION_API_KEY") and not is_loopback(host):
+        return f"Looking at pictures at {host} needs VISION_API_KEY."
+    return ""
 
 
 _ANALYZE = Tool(

@@ -274,8 +274,8 @@ async def test_openrouter_that_answers_with_words(started, context) -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "missing"),
     [
-        ({}, None, "IMAGE_BASE_URL, IMAGE_MODEL and IMAGE_API_KEY, or FAL_KEY"),
-        ({"IMAGE_API_KEY": "k"}, None, "IMAGE_BASE_URL, IMAGE_MODEL and IMAGE_API_KEY, or FAL_KEY"),
+        ({}, None, "FAL_KEY, or IMAGE_BASE_URL, IMAGE_MODEL and IMAGE_API_KEY"),
+        ({"IMAGE_API_KEY": "k"}, None, "FAL_KEY, or IMAGE_BASE_URL, IMAGE_MODEL and IMAGE_API_KEY"),
         ({"IMAGE_BASE_URL": "https://api.openai.com/v1", "IMAGE_API_KEY": "k"}, None, "IMAGE_MODEL"),
         ({"IMAGE_BASE_URL": "https://api.openai.com/v1", "IMAGE_MODEL": "m"}, None, "IMAGE_API_KEY"),
         ({"IMAGE_BASE_URL": "https://api.openai.com/v1", "IMAGE_MODEL": "m", "FAL_KEY": "f"}, None, "IMAGE_API_KEY"),
@@ -288,6 +288,8 @@ async def test_openrouter_that_answers_with_words(started, context) -> None:
         ),
         ({"IMAGE_BASE_URL": "https://notopenrouter.ai/v1", "IMAGE_MODEL": "m", "IMAGE_API_KEY": "k"}, OpenAIImages, ""),
         ({"FAL_KEY": "f"}, FalQueue, ""),
+        ({"IMAGE_BASE_URL": "localhost:8000", "IMAGE_MODEL": "m"}, None, "must be an http or https address"),
+        ({"IMAGE_BASE_URL": "http://[bad", "IMAGE_MODEL": "m", "FAL_KEY": "f"}, None, "must be an http"),
     ],
 )
 def test_who_draws_follows_from_the_settings(settings: dict[str, str], kind: type | None, missing: str) -> None:

@@ -249,3 +249,19 @@ def test_the_toolset() -> None:
     assert tool.access({"image_url": "shots/one.png"}).path == ("sandbox", "shots/one.png")
     assert tool.access({"image_url": "https://example.org/x.png"}).path == ()
     assert tool.access({"image_url": "data:image/png;base64,xx"}).path == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"VISION_MODEL": "m"}, ""),
+        ({"VISION_BASE_URL": "http://127.0.0.1:1/v1", "VISION_MODEL": "m"}, ""),
+        ({"VISION_BASE_URL": "https://api.openai.com/v1", "VISION_MODEL": "m", "VISION_API_KEY": "k"}, ""),
+        ({"VISION_BASE_URL": "https://api.openai.com/v1", "VISION_MODEL": "m"}, "needs VISION_API_KEY"),
+        ({"VISION_BASE_URL": "http://127.0.0.1:1/v1"}, "needs VISION_MODEL"),
+        ({"VISION_BASE_URL": "localhost:8000", "VISION_MODEL": "m"}, "must be an http or https address"),
+    ],
+)
+def test_what_a_vision_model_elsewhere_lacks(settings: dict[str, str], missing: str) -> None:
+    said = VISION.missing(settings)
+    assert missing in said and bool(said) is bool(missing)
