@@ -251,7 +251,7 @@ class _Parts:
             on_pause=lambda reason, seconds: self._listen(events.Paused(reason=reason, seconds=seconds)),
             on_resume=self._go_on,
         )
-        workers = min(config.num_workers, config.sessions_in_flight)
+        workers = 1 if self._in_process else min(config.num_workers, config.sessions_in_flight)
         begin = frames.Begin(
             config=config,
             run_id=self._store.run_id,
@@ -259,6 +259,7 @@ class _Parts:
             known_tools=tuple(self._store.manifest.known_tools),
             toolsets=tuple(self._plan.offered),
             mcp=msgspec.msgpack.encode(self._plan.mcp) if self._plan.mcp is not None else b"",
+            workers=workers,
             slots=-(-config.sessions_in_flight // workers),
             budgeted=budget.limited,
         )
@@ -299,9 +300,11 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
     config = begin.config
     mcp = msgspec.msgpack.decode(begin.mcp, type=McpServers) if begin.mcp else None
     own = own_toolsets(config, mcp)
-    model = select.make_model(config.model, concurrency=begin.slots)
+    model = select.make_model(config.model, concurrency=begin.slots, workers=begin.workers)
     vision_config = _vision(config)
-    vision = select.make_model(vision_config) if vision_config is not None else model
+    vision = model
+    if vision_config is not None:
+        vision = select.make_model(vision_config, concurrency=begin.slots, workers=begin.workers)
     kit = Kit(
         model=model,
         sandboxes=sandbox_class(config)(options=config.sandbox.options),

@@ -129,10 +129,11 @@ class SessionEnded(Event, frozen=True, kw_only=True):
 
 
 class Progress(Event, frozen=True, kw_only=True):
-    """Sessions in flight now, and how many requests the endpoint takes at present (0: unknown)."""
+    """Sessions in flight now, how many requests the endpoint takes at present (0: unknown), and how many it refused."""
 
     in_flight: int
     limit: int
+    refused: int = 0
 
 
 class Warned(Event, frozen=True, kw_only=True):

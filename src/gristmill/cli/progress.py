@@ -21,7 +21,7 @@ class Tally:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.began = clock()
-        self.total = self.before = self.ended = self.tokens = self.in_flight = self.limit = 0
+        self.total = self.before = self.ended = self.tokens = self.in_flight = self.limit = self.refused = 0
         self.cost, self.cost_known = 0.0, True
         self.unit = "prompts"
 
@@ -39,6 +39,8 @@ class Tally:
         if self.in_flight:
             takes = f" (endpoint takes {self.limit})" if 0 < self.limit < self.in_flight else ""
             parts.append(f"{self.in_flight} in flight{takes}")
+        if self.refused:
+            parts.append(f"{self.refused} refused")
         parts.append(f"{short(self.tokens)} tokens")
         parts.append(f"cost {money(self.cost, self.cost_known)}")
         left = self.total - self.before - self.ended
@@ -81,6 +83,7 @@ class Narrator:
                 self._session(event)
             case events.Progress():
                 self._tally.in_flight, self._tally.limit = event.in_flight, event.limit
+                self._tally.refused = event.refused
                 self._figures()
             case events.Warned():
                 self._screen.write(f"⚠️  {event.text}")

@@ -1,9 +1,11 @@
 """How many requests an endpoint gets at once: additive increase, multiplicative decrease, one limiter per worker.
 
-It begins low and opens by half with each round of answers until the endpoint first says no (429, 503, 529). From then
-on it opens step by step in time, and closes to 95 % of what was accepted when it is told no again. Since all workers
-open alike and those with much lose more, they come to equal shares of what the endpoint gives them together. When
-refusals come without an answer between them, nothing new starts until the endpoint's `Retry-After` has passed.
+It begins low and opens by half with each round of answers until the endpoint first says no (429, 503, 529). Every
+refused request was one too many, so each closes it by one, and about a hundred answers without a refusal open it by
+one: about one call in a hundred is refused, however many workers ask and however fast the endpoint is. A worker with
+more than its share opens more slowly, so the shares of all come near each other. After a collapse it opens fast again
+up to half of what it had. While refusals come without an answer between them, nothing new starts for 1, 2, 4, …
+seconds, or as long as the endpoint's `Retry-After` asks.
 """
 
 from __future__ import annotations
@@ -12,42 +14,38 @@ import asyncio
 import time
 from collections import deque
 
-import msgspec
-
 from gristmill.errors import ErrorKind, ModelError
+from gristmill.model.base import Load
 from gristmill.model.retry import Ticket
 
-FIRST = 8  # requests at once at the beginning
-DECREASE = 0.95
-GROWTH = 1.5  # each step up without a refusal is larger than the one before by this factor
-STEP_SECONDS = 2.0  # at least this long between two steps up,
-STEP_ANSWERS = 10.0  # and this many times as long as an answer takes
+FIRST = 8  # requests at once at the beginning, over all workers
+STEP_ANSWERS = 100  # answers before a step up,
+FEW_ROUNDS = 30  # or fewer, so many for each place, where there are few places,
+FAIR_ROUNDS = 2.5  # or more, so many for each place and worker
+GROWTH = 1.25  # each step up without a refusal is larger than the one before by this factor
+LONGEST_QUIET = 60.0  # seconds of our own choice, and those that the endpoint may ask for:
+LONGEST_ASKED = 300.0
 REFUSALS = frozenset({429, 503, 529})  # statuses that mean "too much at once"
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for the progress display: what is allowed at once, what runs, what waits, how many were refused."""
-
-    limit: int
-    in_flight: int
-    waiting: int
-    calls: int
-    refused: int
-
-
 class Limiter:
-    """Admits requests of one worker, first come first served. `share` is the most that it can have in flight."""
+    """Admits requests of one worker, first come first served.
 
-    def __init__(self, share: int) -> None:
+    `share` is the most that it can have in flight; `peers` is how many workers ask the endpoint.
+    """
+
+    def __init__(self, share: int, *, peers: int = 1) -> None:
         self._most = max(1, share)
-        self._limit = float(min(self._most, FIRST))
-        self._step = 0.0  # of the next step up; 0: not yet refused, so by half with each round
-        self._stepped = 0.0  # when the last step up or down was made
-        self._latency = 0.0  # seconds of an answer, smoothed
+        self._peers = peers
+        self._limit = max(1.0, min(self._most, FIRST / peers))
+        self._fast_until = float(self._most)  # below this it opens by half with each round, above it step by step
+        self._step = 1.0  # of the next step up
+        self._answers = 0  # since the last step up or down
+        self._opened = True  # since the last burst of refusals
         self._in_flight = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._generation = 0  # counts decreases: a burst of refusals is one
-        self._refusals_in_a_row = 0
+        self._generation = 0  # counts bursts of refusals
+        self._barren = 0  # bursts without an answer between them
         self._quiet_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._calls = 0
@@ -81,7 +79,7 @@ class Limiter:
                 raise
         else:
             self._in_flight += 1
-        return Ticket(self._generation, time.monotonic())
+        return Ticket(self._generation)
 
     def leave(self, ticket: Ticket, error: ModelError | None = None, *, answered: bool = True) -> None:
         """Give the place back, with what came of it; `answered` False says nothing (a cancelled request)."""
@@ -90,37 +88,48 @@ class Limiter:
         if answered:
             self._calls += 1
             if error is None or error.status not in REFUSALS or error.kind is not ErrorKind.TRANSIENT:
-                self._take_answer(full, time.monotonic() - ticket.begun)
+                self._take_answer(ticket, full)
             else:
                 self._take_refusal(ticket, error)
         self._admit()
 
-    def _take_answer(self, full: bool, seconds: float) -> None:
-        self._refusals_in_a_row = 0
-        self._latency += (seconds - self._latency) * (0.1 if self._latency else 1.0)
-        if not full or self._limit >= self._most:
+    def _take_answer(self, ticket: Ticket, full: bool) -> None:
+        if ticket.generation != self._generation:
+            return  # accepted before the last refusal: it says nothing of the endpoint as it is now
+        self._barren = 0
+        if not full:
             return
-        if not self._step:
-            self._limit += 0.5
-        elif time.monotonic() - self._stepped >= max(STEP_SECONDS, STEP_ANSWERS * self._latency):
-            self._stepped = time.monotonic()
-            self._limit += self._step
+        if self._limit < self._fast_until:
+            self._open(0.5)
+            return
+        self._answers += 1
+        if self._answers >= self._enough():
+            self._open(self._step)
             self._step *= GROWTH
-        self._limit = min(self._limit, self._most)
+            self._answers = 0
+
+    def _enough(self) -> float:
+        """Answers before the next step up."""
+        return max(min(STEP_ANSWERS, FEW_ROUNDS * self._limit), FAIR_ROUNDS * self._peers * self._limit)
+
+    def _open(self, by: float) -> None:
+        self._limit = min(self._limit + by, float(self._most))
+        self._opened = True
 
     def _take_refusal(self, ticket: Ticket, error: ModelError) -> None:
         self._refused += 1
-        self._refusals_in_a_row += 1
-        if self._refusals_in_a_row > max(3, self._in_flight) and error.retry_after:
-            self._quiet_until = max(self._quiet_until, time.monotonic() + error.retry_after)
-        # What is still in flight is at most what the endpoint accepts; after a burst of refusals it is just that.
-        self._limit = max(1.0, min(self._limit, float(self._in_flight)))
-        if ticket.generation != self._generation:
-            return  # begun before the last decrease: the same burst
-        self._generation += 1
-        self._limit = max(1.0, self._limit * DECREASE)
+        if ticket.generation == self._generation:  # else begun before the last burst: a part of it
+            self._generation += 1
+            self._barren += 1
+            if self._opened:
+                self._fast_until, self._opened = self._limit / 2, False
+            if self._barren > 1:
+                own = min(LONGEST_QUIET, 2.0 ** min(self._barren - 2, 10))
+                asked = min(LONGEST_ASKED, error.retry_after or 0.0)
+                self._quiet_until = time.monotonic() + max(own, asked)
+        self._limit = max(1.0, self._limit - 1.0)
         self._step = 1.0
-        self._stepped = time.monotonic()
+        self._answers = 0
 
     def _free(self) -> bool:
         return self._in_flight < int(self._limit) and time.monotonic() >= self._quiet_until

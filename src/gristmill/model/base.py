@@ -60,8 +60,23 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     suspect: str = ""
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How an endpoint is used by one worker: requests allowed at once, under way, waiting; calls, refusals."""
+
+    limit: int
+    in_flight: int
+    waiting: int
+    calls: int
+    refused: int
+
+
 class Model(Protocol):
     """One endpoint and model name, shared by all sessions of a worker."""
+
+    @property
+    def load(self) -> Load | None:
+        """How the endpoint is used at present; None where that is not known."""
+        ...
 
     async def complete(self, request: Request) -> Reply:
         """Ask once. Raises `errors.ModelError`."""

@@ -11,8 +11,8 @@ import msgspec
 
 from gristmill.errors import ModelError
 from gristmill.model import classify, jsontext
-from gristmill.model.adaptive import Limiter, Load
-from gristmill.model.base import Reply, Request
+from gristmill.model.adaptive import Limiter
+from gristmill.model.base import Load, Reply, Request
 from gristmill.model.dialect import Dialect
 from gristmill.model.pricing import Prices
 from gristmill.model.retry import Backoff, with_retries

@@ -16,10 +16,9 @@ T = TypeVar("T")
 
 
 class Ticket(NamedTuple):
-    """A place at a gate: after which of its decreases, and when (`time.monotonic()`) it was given."""
+    """A place at a gate: after which of its bursts of refusals it was given."""
 
     generation: int
-    begun: float
 
 
 class Gate(Protocol):

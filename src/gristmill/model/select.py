@@ -39,12 +39,15 @@ def make_dialect(config: ModelConfig) -> Dialect:
     return HermesDialect(chat) if name == "hermes" else chat
 
 
-def make_model(config: ModelConfig, *, concurrency: int = 256, backoff: Backoff | None = None) -> EndpointModel:
+def make_model(
+    config: ModelConfig, *, concurrency: int = 256, workers: int = 1, backoff: Backoff | None = None
+) -> EndpointModel:
     """The model that all sessions of one worker share. Nothing is connected yet; `close` it at the end.
 
     Args:
         config: the settings; for the embedded model with `base_url` of the server that the runner has started.
         concurrency: sessions that this worker has in flight, the most that it ever asks at once.
+        workers: how many workers ask this endpoint.
         backoff: None is the usual one, with the retries of the settings.
     """
     dialect = make_dialect(config)
@@ -53,7 +56,7 @@ def make_model(config: ModelConfig, *, concurrency: int = 256, backoff: Backoff 
         dialect,
         Transport(config.base_url, dialect.headers(), timeouts=timeouts),
         backoff=backoff or Backoff(retries=config.max_retries),
-        limiter=Limiter(concurrency),
+        limiter=Limiter(concurrency, peers=workers),
         prices=Prices(config),
         stream=config.stream,
         secret=config.api_key.strip(),

@@ -50,6 +50,11 @@ class Executor(Protocol):
         """How many model requests the endpoint takes at present; 0 where unknown."""
         ...
 
+    @property
+    def refused(self) -> int:
+        """How many model requests the endpoint has refused so far because it was asked too much at once."""
+        ...
+
 
 class LocalGate:
     """The budget as sessions of the runner's own process see it."""
@@ -98,7 +103,12 @@ class LocalExecutor:
     @property
     def limit(self) -> int:
         """See `Executor.limit`."""
-        return self._kit.limit()
+        return self._kit.load()[0]
+
+    @property
+    def refused(self) -> int:
+        """See `Executor.refused`."""
+        return self._kit.load()[1]
 
     def wake(self) -> None:
         """See `Executor.wake`."""

@@ -35,6 +35,7 @@ class Begin(Frame, frozen=True, array_like=True, tag=True):
     known_tools: tuple[str, ...]
     toolsets: tuple[str, ...]  # that work here, by name
     mcp: bytes  # the MCP servers as msgpack, empty where there are none; `offer` knows their form
+    workers: int  # at most, all of them
     slots: int  # sessions at most in this worker
     budgeted: bool  # reservations must be asked for
 
@@ -113,10 +114,12 @@ class CreditBack(Frame, frozen=True, array_like=True, tag=True):
 
 
 class Beat(Frame, frozen=True, array_like=True, tag=True):
-    """The worker's loop turns. `limit` is how many requests its endpoint takes at present, 0 where unknown."""
+    """The worker's loop turns. `limit` is how many requests its endpoint takes at present, 0 where unknown;
+    `refused` is how many it has refused so far, for it was asked too much."""
 
     in_flight: int
     limit: int
+    refused: int
 
 
 ToWorker = Begin | Lease | Granted | Stop | Finish

@@ -52,6 +52,7 @@ class _Worker:
     exclusive: bool = False
     heard: float = field(default_factory=time.monotonic)
     limit: int = 0
+    refused: int = 0
 
     def send(self, frame: frames.Frame) -> None:
         if not self.writer.is_closing():
@@ -95,6 +96,7 @@ class ProcessExecutor:
         self._again: deque[_Lease] = deque()
         self._held = False
         self._failed_starts = 0
+        self._refused_before = 0  # of workers that are gone
         self._stopping: Outcome | None = None
         self._closed = False
 
@@ -107,6 +109,11 @@ class ProcessExecutor:
     def limit(self) -> int:
         """How many model requests the endpoint takes at present, over all workers; 0 where unknown."""
         return sum(worker.limit for worker in self._workers)
+
+    @property
+    def refused(self) -> int:
+        """How many model requests the endpoint refused because it was asked too much at once, over all workers."""
+        return self._refused_before + sum(worker.refused for worker in self._workers)
 
     @property
     def pids(self) -> list[int]:
@@ -200,8 +207,8 @@ class ProcessExecutor:
                     await self._budget.settle(usage)
                 case frames.CreditBack():
                     self._budget.credit_back()
-                case frames.Beat(limit=limit):
-                    worker.limit = limit
+                case frames.Beat(limit=limit, refused=refused):
+                    worker.limit, worker.refused = limit, refused
                 case frames.Ready():
                     worker.ready = True
                     self._failed_starts = 0
@@ -232,6 +239,7 @@ class ProcessExecutor:
         if worker not in self._workers:
             return
         self._workers.remove(worker)
+        self._refused_before += worker.refused
         worker.writer.close()
         status = await asyncio.to_thread(_reap, worker.process)
         # What a dead worker had reserved is given back as if it gave no answer.

@@ -190,7 +190,7 @@ class Runner:
     async def _tick(self, executor: Executor) -> None:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
-            self._listen(events.Progress(in_flight=executor.in_flight, limit=executor.limit))
+            self._listen(events.Progress(in_flight=executor.in_flight, limit=executor.limit, refused=executor.refused))
 
     async def _finish(self, seconds: float) -> events.RunReport:
         report = await asyncio.to_thread(

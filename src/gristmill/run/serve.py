@@ -114,5 +114,5 @@ async def serve(fd: int, make_kit: Callable[[frames.Begin, RemoteGate], Kit]) ->
 
 async def _beat(loop: WorkerLoop, kit: Kit, send: Callable[[frames.Frame], None]) -> None:
     while True:
-        send(frames.Beat(loop.in_flight, kit.limit()))
+        send(frames.Beat(loop.in_flight, *kit.load()))
         await asyncio.sleep(BEAT_SECONDS)

@@ -60,10 +60,10 @@ class Kit:
             ]
         return self.toolsets[name].tools
 
-    def limit(self) -> int:
-        """How many requests the endpoint takes from this worker at present; 0 where that is not known."""
-        load = getattr(self.model, "load", None)
-        return load.limit if load is not None else 0
+    def load(self) -> tuple[int, int]:
+        """How many requests the endpoint takes from this worker at present (0: not known), and how many it refused."""
+        load = self.model.load
+        return (load.limit, load.refused) if load is not None else (0, 0)
 
     async def close(self) -> None:
         """Give back what the worker holds, all of it whatever goes wrong."""

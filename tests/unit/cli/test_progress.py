@@ -194,9 +194,9 @@ def test_the_figures_of_a_terminal() -> None:
     tell(PLAN)
     clock.now += 30
     tell(ended(0, prompt_tokens=1500, completion_tokens=500, cost_usd=0.5))
-    tell(events.Progress(in_flight=8, limit=3))
+    tell(events.Progress(in_flight=8, limit=3, refused=5))
     assert screen.bottom == (
-        "1/4 prompts · 2.0/min · 8 in flight (endpoint takes 3) · 2K tokens · cost $0.5000 · ETA 1:30"
+        "1/4 prompts · 2.0/min · 8 in flight (endpoint takes 3) · 5 refused · 2K tokens · cost $0.5000 · ETA 1:30"
     )
     tell(ended(1, cost_known=False))
     assert "cost ≥ $0.5000" in screen.bottom

@@ -59,19 +59,59 @@ async def test_answers_that_did_not_fill_it_do_not_open_it() -> None:
     assert limiter.load.limit == FIRST
 
 
-async def test_a_burst_of_refusals_closes_it_once_to_what_was_accepted() -> None:
-    limiter = Limiter(100)
-    for _ in range(200):
+async def opened(share: int, **options: int) -> Limiter:
+    """One that has opened to its share."""
+    limiter = Limiter(share, **options)
+    while limiter.load.limit < share:
         for ticket in await fill(limiter, limiter.load.limit):
             limiter.leave(ticket)
+    return limiter
+
+
+async def answers_until(limiter: Limiter, limit: int) -> int:
+    """How many answers of a limiter that is always full open it to this limit."""
+    tickets: list[Any] = []
+    answers = 0
+    while limiter.load.limit < limit:
+        tickets += await fill(limiter, limiter.load.limit - limiter.load.in_flight)
+        limiter.leave(tickets.pop())
+        answers += 1
+    for ticket in tickets:
+        limiter.leave(ticket)
+    return answers
+
+
+async def test_each_refusal_closes_it_by_one() -> None:
+    limiter = await opened(60)
     tickets = await fill(limiter, 60)
     for ticket in tickets[:20]:
         limiter.leave(ticket, refusal())
-    assert 36 <= limiter.load.limit <= 40
-    assert limiter.load.refused == 20
+    assert (limiter.load.limit, limiter.load.refused) == (40, 20)
+    # What was accepted before the last refusal says nothing new.
     for ticket in tickets[20:]:
         limiter.leave(ticket)
-    assert 36 <= limiter.load.limit <= 40
+    assert limiter.load.limit == 40
+
+
+@pytest.mark.parametrize(("peers", "answers"), [(1, 100), (8, 780)])
+async def test_after_a_refusal_it_opens_by_one_in_so_many_answers(peers: int, answers: int) -> None:
+    limiter = await opened(40, peers=peers)
+    limiter.leave((await fill(limiter, 1))[0], refusal())
+    assert limiter.load.limit == 39
+    assert await answers_until(limiter, 40) == answers
+
+
+async def test_after_a_collapse_it_opens_fast_to_half() -> None:
+    limiter = await opened(40)
+    for ticket in await fill(limiter, 40):
+        limiter.leave(ticket, refusal())
+    assert limiter.load.limit == 1
+    assert await answers_until(limiter, 20) < 80
+    assert await answers_until(limiter, 21) == 100
+
+
+async def test_workers_share_the_beginning() -> None:
+    assert [Limiter(16, peers=n).load.limit for n in (1, 4, 100)] == [FIRST, 2, 1]
 
 
 async def test_other_errors_do_not_close_it() -> None:
@@ -82,19 +122,24 @@ async def test_other_errors_do_not_close_it() -> None:
 
 
 async def test_it_never_closes_entirely() -> None:
-    limiter = Limiter(4)
-    for _ in range(50):
-        limiter.leave(await limiter.enter(), refusal())
+    limiter = await opened(20)
+    for ticket in await fill(limiter, 20) * 2:
+        limiter.leave(ticket, refusal())
     assert limiter.load.limit == 1
 
 
-async def test_refusals_without_an_answer_between_make_it_quiet() -> None:
+@pytest.mark.parametrize(("asked", "quiet"), [(None, 1.0), (1.5, 1.5)])
+async def test_refusals_without_an_answer_between_make_it_quiet(asked: float | None, quiet: float) -> None:
     limiter = Limiter(4)
-    for _ in range(5):
-        limiter.leave(await limiter.enter(), refusal(retry_after=0.2))
+    for _ in range(2):
+        limiter.leave(await limiter.enter(), refusal(asked))
     begun = time.monotonic()
     limiter.leave(await limiter.enter())
-    assert 0.1 < time.monotonic() - begun < 2
+    assert quiet - 0.1 < time.monotonic() - begun < quiet + 5
+    begun = time.monotonic()  # an answer has come: no longer quiet
+    limiter.leave(await limiter.enter(), refusal())
+    await limiter.enter()
+    assert time.monotonic() - begun < 0.5
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["waiting", "given in the same moment"])
