@@ -67,9 +67,9 @@ class EndpointModel:
             reply = understand(self._dialect, answer, request)
         except ModelError as error:
             raise classify.scrub(error, self._secret) from error.__cause__
-        return msgspec.structs.replace(
-            reply, usage=self.prices.priced(reply.usage, raw=reply.raw.get("usage")), seconds=time.monotonic() - begun
-        )
+        seconds = time.monotonic() - begun
+        usage = await self.prices.priced(reply.usage, raw=reply.raw.get("usage"))
+        return msgspec.structs.replace(reply, usage=usage, seconds=seconds)
 
     async def _whole(self, body: bytes) -> dict[str, Any]:
         return self._parse(await self._transport.post(self._dialect.path, body))

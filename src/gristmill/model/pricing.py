@@ -1,17 +1,19 @@
 """What a call costs: what the provider reports, else the price list of `genai-prices`, else unknown.
 
-`genai-prices` (pip install gristmill[prices]) is optional and imported on first use only; its list comes with the
-package, nothing is fetched.
+`genai-prices` (pip install gristmill[prices]) is optional; its list comes with the package, nothing is fetched. It is
+imported on first use, by workers in a thread, for that takes a while. Servers on loopback have no list price.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import importlib.util
 from typing import Any
 
 import msgspec
 
-from gristmill.config import ModelConfig
+from gristmill.config import ModelConfig, is_loopback
 from gristmill.types import Usage
 
 
@@ -20,19 +22,26 @@ class Prices:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
-        self._known = importlib.util.find_spec("genai_prices") is not None
+        self._listed = not is_loopback(config.host) and importlib.util.find_spec("genai_prices") is not None
+        self._importing: asyncio.Future[Any] | None = None
 
-    def priced(self, usage: Usage, *, raw: Any = None) -> Usage:
+    async def priced(self, usage: Usage, *, raw: Any = None) -> Usage:
         """The usage with its cost, if that can be told; `raw` is the provider's own, for what went into a cache."""
         if usage.cost_known:
             return usage
         if self._config.local:
             return msgspec.structs.replace(usage, cost_known=True)
+        if not self._listed:
+            return usage
+        if self._importing is None:
+            self._importing = asyncio.ensure_future(asyncio.to_thread(importlib.import_module, "genai_prices"))
+        if not self._importing.done():
+            await asyncio.shield(self._importing)
         cost = self._cost(usage, _cache_writes(raw))
         return usage if cost is None else msgspec.structs.replace(usage, cost_usd=cost, cost_known=True)
 
     def _cost(self, usage: Usage, cache_write_tokens: int) -> float | None:
-        if not self._known or not usage.total_tokens:
+        if not self._listed or not usage.total_tokens:
             return None
         import genai_prices
 
@@ -48,7 +57,7 @@ class Prices:
             )
         except (LookupError, ValueError):
             # Neither the host nor the model is in the list: ask no more.
-            self._known = False
+            self._listed = False
             return None
         return float(price.total_price)
 

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from gristmill.errors import ModelError
+from gristmill.errors import ErrorKind, ModelError
 from gristmill.model.base import Attempt
 
 T = TypeVar("T")
+
+CLOCKS_APART = 0.05  # seconds that an event loop's clock may be before `time.monotonic()`
 
 
 class Ticket(NamedTuple):
@@ -72,22 +74,42 @@ async def with_retries(
         ask: one try; raises `ModelError`.
         backoff: how often and how long.
         gate: passed before each try; waiting there is no part of a try's seconds.
-        deadline: `time.monotonic()` after which no try begins; a wait that would pass it is not begun either.
+        deadline: `time.monotonic()` after which no try begins; a wait that would pass it is not begun either. Being
+            cancelled then, for the session's time is over, is an error too unless a first try was under way: after a
+            failure, or without a place, it is the endpoint that did not answer.
         sleep, chance: for tests.
 
     Raises:
         ModelError: the last one, when it is not worth another try; its `attempts` lists all.
     """
     attempts: list[Attempt] = []
+    failure: ModelError | None = None
     while True:
-        ticket = await gate.enter() if gate else None
+        ticket: Ticket | None = None
         begun = time.monotonic()
         outcome: ModelError | None = None
         answered = True
         try:
+            if gate:
+                ticket = await gate.enter()
+                begun = time.monotonic()
             return await ask(), tuple(attempts)
+        except asyncio.CancelledError:
+            answered = False
+            if failure is None and ticket is None:
+                failure = ModelError(
+                    "the endpoint takes fewer requests than there are sessions, and none was left for this one",
+                    ErrorKind.TRANSIENT,
+                    mend="Lower --concurrency, or raise --session_timeout.",
+                )
+            now = time.monotonic()
+            if failure is None or deadline is None or now < deadline - CLOCKS_APART:
+                raise
+            attempts.append(Attempt(error="the session's time was over", kind=failure.kind.value, seconds=now - begun))
+            failure.attempts = tuple(attempts)
+            raise failure from None
         except ModelError as error:
-            outcome = error
+            outcome = failure = error
             now = time.monotonic()
             again = error.kind.retryable and len(attempts) < backoff.retries
             pause = backoff.wait(len(attempts), error.retry_after, chance()) if again else 0.0
@@ -106,7 +128,7 @@ async def with_retries(
                 error.attempts = tuple(attempts)
                 raise
         except BaseException:
-            answered = False  # cancelled, say
+            answered = False
             raise
         finally:
             if gate and ticket:

@@ -1,5 +1,6 @@
 """Trying again: how often, how long, and when not."""
 
+import asyncio
 import time
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.errors import ErrorKind, ModelError
+from gristmill.model.adaptive import Limiter
 from gristmill.model.retry import Backoff, with_retries
 
 
@@ -65,6 +67,50 @@ async def test_no_wait_passes_the_deadline() -> None:
         await with_retries(failing(1, retry_after=6.0), Backoff(), deadline=deadline, sleep=sleeps)
     assert sleeps == []
     assert await with_retries(failing(1, retry_after=1.0), Backoff(), deadline=deadline, sleep=sleeps)
+
+
+@pytest.mark.parametrize(("failures", "raised"), [(1, ModelError), (0, TimeoutError)])
+async def test_a_try_after_a_failure_that_the_deadline_ends_is_that_failure(
+    failures: int, raised: type[Exception]
+) -> None:
+    """The first try that is too slow is the caller's own time-out; after a failure the endpoint is to blame."""
+    fails = failing(failures)
+
+    async def ask() -> str:
+        await fails()
+        await asyncio.sleep(30)
+        return "late"
+
+    with pytest.raises(raised) as caught:
+        async with asyncio.timeout(0.2):
+            await with_retries(ask, Backoff(first=0.01), deadline=time.monotonic() + 0.2)
+    if isinstance(caught.value, ModelError):
+        assert [a.error for a in caught.value.attempts] == ["no", "the session's time was over"]
+        assert caught.value.attempts[-1].seconds > 0.1
+
+
+async def test_a_session_that_never_got_a_place_before_its_deadline_fails() -> None:
+    limiter = Limiter(1)
+    await limiter.enter()
+    with pytest.raises(ModelError, match="fewer requests than there are sessions"):
+        async with asyncio.timeout(0.1):
+            await with_retries(failing(0), Backoff(), gate=limiter, deadline=time.monotonic() + 0.1)
+    assert limiter.load.waiting == 0
+
+
+async def test_a_cancellation_before_the_deadline_passes_through() -> None:
+    fails = failing(1)
+
+    async def ask() -> str:
+        await fails()
+        await asyncio.sleep(30)
+        return "late"
+
+    task = asyncio.create_task(with_retries(ask, Backoff(first=0.01), deadline=time.monotonic() + 20))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @given(st.integers(0, 200), st.one_of(st.none(), st.floats(0, 1e9)), st.floats(0, 0.999))
