@@ -96,7 +96,7 @@ async def with_retries(
             return await ask(), tuple(attempts)
         except asyncio.CancelledError:
             answered = False
-            if failure is None and ticket is None:
+            if failure is None and gate and ticket is None:
                 failure = ModelError(
                     "the endpoint takes fewer requests than there are sessions, and none was left for this one",
                     ErrorKind.TRANSIENT,
