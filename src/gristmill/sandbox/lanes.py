@@ -310,6 +310,11 @@ class LaneSupervisor:
         call, lane.call = lane.call, None
         if call:
             call.lane = None
+            if call.id in self._calls and not call.ended.done() and not lane.wanted:
+                # An earlier command's killing spree hit the lane before this one ran.
+                call.begun = False
+                self._later(self._begin_when_free(call))
+                return
             self._order_kill(call)
             call.end(KILLED)
 
