@@ -93,6 +93,16 @@ class StreamInside:
     prelude: str = ""
 
 
+def exports(variables: Mapping[str, str]) -> str:
+    """Shell text that exports these. Raises `SandboxError` for a variable bash cannot have."""
+    lines = []
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
+            raise SandboxError(f"{name!r} cannot be a variable of the sandbox's shell.")
+        lines.append(f"export {name}={shlex.quote(value)}\n")
+    return "".join(lines)
+
+
 def stream_script(inside: StreamInside, token: str, name: str, variables: Mapping[str, str | int]) -> str:
     """The text of `lane` or `job` with all that it needs, to be run with `-c`."""
     settings = {
