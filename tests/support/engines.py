@@ -92,8 +92,10 @@ class Engine:
             if not self.root.exists():
                 break
             time.sleep(0.05)
-        for parent in Path("/sys/fs/cgroup").glob(f"**/{self._cgroup}*"):
-            _remove_cgroup(parent)
+        # Podman has one place for all its containers; what still holds a process of somebody's cannot be removed.
+        for name in (f"{self._cgroup}*", *(["libpod_parent"] if self.kind == "podman" else ())):
+            for parent in [*Path("/sys/fs/cgroup").glob(name), *Path("/sys/fs/cgroup").glob(f"*/{name}")]:
+                _remove_cgroup(parent)
 
     def call(self, work: Callable[[aiodocker.Docker], Coroutine[Any, Any, Any]]) -> Any:
         """What a coroutine that is given a client of this engine returns."""
@@ -170,7 +172,7 @@ class Engine:
 
 
 def _remove_cgroup(top: Path) -> None:
-    for _ in range(40):  # the kernel still counts processes that have just died
+    for _ in range(20):  # the kernel still counts processes that have just died
         for path in sorted((p for p in top.glob("**/") if p.is_dir()), key=lambda p: -len(p.parts)):
             with contextlib.suppress(OSError):
                 path.rmdir()

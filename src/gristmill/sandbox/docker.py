@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiodocker
+import aiohttp
 
 from gristmill.errors import SandboxError
 from gristmill.sandbox import docker_bash, docker_leftovers
@@ -104,6 +105,8 @@ class DockerSandbox(SupervisedSandbox):
 
     async def _run(self, engine: Engine, image: Image, carried: tuple[bytes, tuple[str, ...]] | None) -> None:
         self.workspace = image.directory if image.directory not in ("", "/") else WORKSPACE
+        if "\0" in self.spec.cwd:
+            raise SandboxError("The name of the working directory holds a NUL byte.")
         cwd = posixpath.normpath(posixpath.join(self.workspace, self.spec.cwd))
         shell = carried[1] if carried else ("bash",)
         limited = bool(self.spec.limits.processes)
@@ -122,6 +125,8 @@ class DockerSandbox(SupervisedSandbox):
         await running.start()
 
     async def _create(self, engine: Engine, settings: dict[str, Any]) -> Any:
+        if self._stopping is not None:
+            raise SandboxError("The sandbox was stopped.")
         # Shielded, so that what was asked for is known when it is time to remove it.
         self._creating = asyncio.ensure_future(engine.client.containers.create(settings, name=self.name))
         return await asyncio.shield(self._creating)
@@ -152,6 +157,8 @@ class DockerSandbox(SupervisedSandbox):
             if re.search(r"executable file|no such file", error.message):
                 raise _NoBash(error.message) from error
             raise SandboxError(f"The container could not be started: {error.message}.") from error
+        except aiohttp.ClientError as error:
+            raise SandboxError(f"The container engine broke off: {error}.") from error
         except TimeoutError:
             raise SandboxError(f"The container engine did not answer within {ENGINE_SECONDS:g} s.") from None
 
@@ -222,10 +229,10 @@ class DockerSandbox(SupervisedSandbox):
                     try:
                         await engine.client.containers.container(self.name).delete(force=True, v=True)
                         break
-                    except aiodocker.DockerError as error:
-                        if error.status == 404:
+                    except (aiodocker.DockerError, aiohttp.ClientError) as error:
+                        if getattr(error, "status", 0) == 404:
                             break
-                        said = error.message  # often that its removal is in progress
+                        said = str(error)  # often that its removal is in progress
                     await asyncio.sleep(0.03)
         except TimeoutError:
             raise SandboxError(f"The container {self.name} could not be removed: {said}.") from None
@@ -299,6 +306,7 @@ class DockerSandboxes:
         for sandbox in self._made:
             sandbox.cleanup()
         if self.engine is not None:
+            self.engine.images.give_up()
             with contextlib.suppress(OSError, SandboxError):
                 docker_leftovers.remove_of(self.engine.address, self.owner)
 
@@ -317,7 +325,7 @@ class DockerSandboxes:
     async def leave(self, sandbox: DockerSandbox) -> None:
         """A sandbox has ended."""
         self._using.discard(sandbox)
-        if not self._using and self.engine is not None:
+        if not self._using and self.engine is not None and not self.engine.images.busy:
             await self.engine.rest()
 
     async def _reap(self, run_id: str, address: Address) -> int:

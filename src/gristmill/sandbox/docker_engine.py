@@ -22,7 +22,7 @@ from gristmill.config import container_hosts, container_tls
 from gristmill.errors import SandboxError
 from gristmill.sandbox.stream import Receiver
 
-ANSWER_SECONDS = 10.0  # for a small question
+ANSWER_SECONDS = 20.0  # for a small question, to a busy engine too
 SAID_BYTES = 2000  # of what a program says on stderr, kept for an error
 WRITE_BYTES = 1 << 18  # that may wait to be sent before a writer is held up
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiodocker
+import aiohttp
 
 from gristmill.errors import SandboxError
 
@@ -57,6 +58,17 @@ class Images:
         # Shielded: a session that goes away must not end the pull that others wait for.
         return await asyncio.shield(task)
 
+    @property
+    def busy(self) -> bool:
+        """Whether an image is being asked for."""
+        return any(not task.done() for _, task in self._found.values())
+
+    def give_up(self) -> None:
+        """End all pulls."""
+        for _, task in self._found.values():
+            if not task.done() and not task.get_loop().is_closed():
+                task.cancel()
+
     def forget(self, name: str) -> None:
         """Look for it anew the next time."""
         if (found := self._found.get(name)) and found[1].done() and not _failed(found[1]):
@@ -66,14 +78,19 @@ class Images:
         reference = name.removeprefix("docker://")
         if not re.fullmatch(r"[\w][\w./:@-]*", reference, re.ASCII) or ".." in reference:
             raise SandboxError(f"{name!r} cannot be the name of an image.")
+        pulled = False
         try:
             found = await self._inspect(reference)
             if found is None:
+                pulled = True
                 async with self._pulls:
                     await self._pull(reference)
                 found = await self._inspect(reference)
-        except aiodocker.DockerError as error:
-            raise SandboxError(f"The image {name} cannot be had: {error.message}.") from error
+        except (aiodocker.DockerError, aiohttp.ClientError) as error:
+            if not pulled:  # the engine's trouble, not the image's
+                del self._found[name]
+            said = getattr(error, "message", "") or repr(error)
+            raise SandboxError(f"The image {name} cannot be had: {said}.") from error
         if found is None:
             raise SandboxError(f"The image {name} was pulled but is not there.")
         settings = found.get("Config") or {}
