@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import time
-from pathlib import Path
 
 import pytest
 
 from gristmill.testing.endpoint import ScriptedEndpoint, call, calls, fail, say
 from gristmill.trajectory import Row, decode_row
-from support.runs import FOUR_CALLS, Place
+from support.runs import FOUR_CALLS, Place, every_byte_of
 
 KEYS = list(Row.__struct_fields__)
 CANARY = "sk-canary-1234567890"
-
-
-def every_byte_of(directory: Path) -> bytes:
-    import zstandard
-
-    found = b""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            data = path.read_bytes()
-            if path.suffix == ".zst":
-                with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
-                    data = reader.read()
-            found += data
-    return found
 
 
 def test_rows_numbers_and_console_add_up(place: Place, endpoint: ScriptedEndpoint) -> None:

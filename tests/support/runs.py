@@ -94,3 +94,18 @@ class Place:
     def statistics(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.directory / "statistics.json").read_text())
         return found
+
+
+def every_byte_of(directory: Path) -> bytes:
+    """The content of all files below a directory, session records decompressed."""
+    import zstandard
+
+    found = b""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            if path.suffix == ".zst":
+                with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
+                    data = reader.read()
+            found += data
+    return found
