@@ -87,8 +87,8 @@ async def check(config: RunConfig) -> Plan:
     mcp = await ask_mcp_servers(config.mcp_config)
     own = own_toolsets(config, mcp)
     known = [*plugins.names("toolsets"), *own]
-    distribution = find_distribution(
-        load_distributions(config.distributions_file, toolsets=known, tools=known_tools(own)), config.distribution
+    distributions = load_distributions(
+        config.distributions_file, toolsets=known, tools=known_tools(own), used=config.distribution
     )
     offer = find_toolsets(config, dataset, distribution, own)
     config = _ready(config, offer)

@@ -78,7 +78,11 @@ def session_rng(run_seed: int, task_key: str, sample: int) -> Random:
 
 
 def load_distributions(
-    path: str | None, *, toolsets: Collection[str] | None = None, tools: Collection[str] | None = None
+    path: str | None,
+    *,
+    toolsets: Collection[str] | None = None,
+    tools: Collection[str] | None = None,
+    used: str | None = None,
 ) -> dict[str, Distribution]:
     """The built-in distributions, and those of the user's file over them.
 
@@ -86,12 +90,13 @@ def load_distributions(
         path: a TOML or JSON file; None for the built-in ones alone.
         toolsets: the known names of toolsets, which the file's must be among; None takes any.
         tools: the known names of single tools; None takes any.
+        used: the only distribution of the file whose names must be known; None checks all.
 
     Raises:
         SetupError: the file cannot be read.
         UsageError: an entry of it is wrong; the message names the place.
     """
-    own = read_distributions(path, toolsets=toolsets, tools=tools) if path else {}
+    own = read_distributions(path, toolsets=toolsets, tools=tools, used=used) if path else {}
     return {**BUILTIN, **own}
 
 

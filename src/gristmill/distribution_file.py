@@ -32,7 +32,11 @@ _MAX_WEIGHT = 1e9
 
 
 def read_distributions(
-    path: str | Path, *, toolsets: Collection[str] | None = None, tools: Collection[str] | None = None
+    path: str | Path,
+    *,
+    toolsets: Collection[str] | None = None,
+    tools: Collection[str] | None = None,
+    used: str | None = None,
 ) -> dict[str, Distribution]:
     """The distributions of one file: JSON where its name ends in `.json`, else TOML.
 
@@ -40,12 +44,18 @@ def read_distributions(
         path: the file.
         toolsets: the known names of toolsets; None takes any.
         tools: the known names of single tools; None takes any.
+        used: the only distribution whose names must be known, since others may be for runs with other toolsets; None
+            checks all.
 
     Raises:
         SetupError: the file cannot be read.
         UsageError: it is not TOML or JSON, or an entry is wrong; the message names the place.
     """
-    return {name: _Reader(str(path), name, toolsets, tools).read(table) for name, table in _load(Path(path)).items()}
+    found = {}
+    for name, table in _load(Path(path)).items():
+        known = (toolsets, tools) if used in (None, name) else (None, None)
+        found[name] = _Reader(str(path), name, *known).read(table)
+    return found
 
 
 def _load(path: Path) -> dict[str, Any]:
