@@ -64,12 +64,12 @@ class LocalGate:
         self._settling: set[asyncio.Task[None]] = set()
 
     async def reserve(self) -> None:
-        """See `session.loop.Gate`."""
+        """See `session.record.Gate`."""
         if self._budget.limited and (refusal := await self._budget.reserve()):
             raise BudgetSpent(refusal)
 
     def settle(self, usage: Usage | None) -> None:
-        """See `session.loop.Gate`."""
+        """See `session.record.Gate`."""
         if self._budget.limited:
             task = asyncio.create_task(self._budget.settle(usage))
             self._settling.add(task)
@@ -78,7 +78,7 @@ class LocalGate:
             self._budget.credit_back()
 
     async def out_of_credit(self, message: str) -> None:
-        """See `session.loop.Gate`."""
+        """See `session.record.Gate`."""
         if refusal := await self._budget.out_of_credit(message):
             raise BudgetSpent(refusal)
 
@@ -120,7 +120,7 @@ class LocalExecutor:
         """See `Executor.run`."""
         leases = 0
         while True:
-            while not self._held and not self._budget.paused and self._loop.in_flight < self._concurrency:
+            while not self._held and self._room():
                 spec = next(specs, None)
                 if spec is None:
                     self._held = True
@@ -133,6 +133,10 @@ class LocalExecutor:
             finished = await self._results.get()
             if finished is not None:
                 yield finished
+
+    def _room(self) -> bool:
+        # In a pause one session goes on asking; where none is left to ask, the next one does.
+        return self.in_flight < self._concurrency and not (self._budget.paused and self.in_flight)
 
     def hold(self) -> None:
         """See `Executor.hold`."""

@@ -1,7 +1,7 @@
 """What the runner and a worker process say to each other: length-prefixed msgpack frames over a socket pair.
 
 ```
-runner → worker   Begin (once) · Lease · Granted · Pause · Stop · Finish
+runner → worker   Begin (once) · Lease · Granted · Stop · Finish
 worker → runner   Ready (once) · Done · Lost · Reserve · Settle · OutOfCredit · CreditBack · Beat
 ```
 A frame is 4 bytes of length, big-endian, then the message. A closed socket is the death of the other side.
@@ -55,13 +55,13 @@ class Granted(Frame, frozen=True, array_like=True, tag=True):
 
 
 class Stop(Frame, frozen=True, array_like=True, tag=True):
-    """End all sessions now and record them with this outcome, then exit."""
+    """End all sessions now and record them with this outcome."""
 
     outcome: str
 
 
 class Finish(Frame, frozen=True, array_like=True, tag=True):
-    """Nothing more comes: exit."""
+    """No further session comes: end when the last one has."""
 
 
 class Ready(Frame, frozen=True, array_like=True, tag=True):

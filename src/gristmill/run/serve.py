@@ -28,12 +28,20 @@ class RemoteGate:
         self._next = 0
 
     async def reserve(self) -> None:
-        """See `session.loop.Gate`."""
-        if self._budgeted and (refusal := await self._ask(frames.Reserve)):
+        """See `session.record.Gate`."""
+        if not self._budgeted:
+            return
+        answer = self._ask(frames.Reserve)
+        try:
+            refusal = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(self._give_back)
+            raise
+        if refusal:
             raise BudgetSpent(refusal)
 
     def settle(self, usage: Usage | None) -> None:
-        """See `session.loop.Gate`."""
+        """See `session.record.Gate`."""
         if self._budgeted:
             self._send(frames.Settle(usage))
         if self._out_of_credit and usage is not None:
@@ -41,36 +49,32 @@ class RemoteGate:
             self._send(frames.CreditBack())
 
     async def out_of_credit(self, message: str) -> None:
-        """See `session.loop.Gate`."""
+        """See `session.record.Gate`."""
         self._out_of_credit = True
-        if refusal := await self._ask(lambda number: frames.OutOfCredit(number, message)):
+        if refusal := await asyncio.shield(self._ask(lambda number: frames.OutOfCredit(number, message))):
             raise BudgetSpent(refusal)
-
-    async def _ask(self, frame: Callable[[int], frames.Frame]) -> str:
-        self._next += 1
-        number = self._next
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._asked[number] = future
-        self._send(frame(number))
-        try:
-            return await future
-        finally:
-            del self._asked[number]
 
     def granted(self, number: int, refusal: str) -> None:
         """The runner's answer."""
-        future = self._asked.get(number)
-        if future is not None and not future.done():
-            future.set_result(refusal)
-        elif not refusal:
-            self._send(frames.Settle(None))  # the session that asked is gone
+        self._asked.pop(number).set_result(refusal)
+
+    def _ask(self, frame: Callable[[int], frames.Frame]) -> asyncio.Future[str]:
+        """Ask the runner. The answer comes also where the session that asked has gone meanwhile."""
+        self._next += 1
+        answer = self._asked[self._next] = asyncio.get_running_loop().create_future()
+        self._send(frame(self._next))
+        return answer
+
+    def _give_back(self, answer: asyncio.Future[str]) -> None:
+        if not answer.result():
+            self._send(frames.Settle(None))
 
 
 async def serve(fd: int, make_kit: Callable[[frames.Begin, RemoteGate], Kit]) -> None:
     """The worker process: take leases from the socket `fd` until it says `Finish` or closes."""
     # The runner decides when to end; if it is gone, the socket closes. A handler and not SIG_IGN, which the commands
     # of the sandboxes would inherit.
-    for sent in (signal.SIGINT, signal.SIGTERM):
+    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(sent, lambda: None)
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd), limit=1 << 20)
 
