@@ -329,6 +329,17 @@ def container_tls(environ: Mapping[str, str] | None = None) -> str:
     return env.get("DOCKER_CERT_PATH") or f"{env.get('HOME', '')}/.docker"
 
 
+def singularity_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What Apptainer or SingularityCE needs of the environment: nothing that reaches into a container."""
+    env = os.environ if environ is None else environ
+    own = ("CACHEDIR", "CONFIGDIR", "TMPDIR", "DOCKER_USERNAME", "DOCKER_PASSWORD", "NOHTTPS")
+    names = {f"{program}_{name}" for program in ("APPTAINER", "SINGULARITY") for name in own}
+    names |= {"HOME", "PATH", "USER", "LOGNAME", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+    names |= {"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS"}  # limits of an ordinary user are systemd's
+    names |= {f(name) for name in ("http_proxy", "https_proxy", "no_proxy") for f in (str.lower, str.upper)}
+    return {name: env[name] for name in sorted(names) if env.get(name)}
+
+
 def _number(env: Mapping[str, str], name: str, default: float) -> float:
     text = env.get(name, "").strip()
     if not text:

@@ -18,6 +18,7 @@ SANDBOXES: Mapping[str, str] = {
     "local": "gristmill.sandbox.bubblewrap:BubblewrapSandboxes",
     "host": "gristmill.sandbox.host:HostSandboxes",
     "docker": "gristmill.sandbox.docker:DockerSandboxes",
+    "singularity": "gristmill.sandbox.singularity:SingularitySandboxes",
     "ssh": "gristmill.sandbox.ssh:SshSandboxes",
 }
 

@@ -12,6 +12,7 @@ from gristmill.errors import GristmillError
 _LEFTOVERS = {
     "directories": "gristmill.sandbox.reaper:reap",
     "containers": "gristmill.sandbox.docker_leftovers:reap",
+    "instances": "gristmill.sandbox.singularity_program:reap",
     "remote directories": "gristmill.sandbox.ssh:reap",
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-import re
 import shlex
 import weakref
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from gristmill.config import sandbox_from_environment
 from gristmill.errors import SandboxError
 from gristmill.sandbox import ssh_host
 from gristmill.sandbox.base import Capabilities, Sandbox, SandboxSpec
-from gristmill.sandbox.inside import ENVIRONMENT, PATH, StreamInside
+from gristmill.sandbox.inside import ENVIRONMENT, PATH, StreamInside, exports
 from gristmill.sandbox.lanes import LaneSupervisor
 from gristmill.sandbox.reaper import MARK
 from gristmill.sandbox.ssh_host import Connection, Full, Host
@@ -46,9 +45,7 @@ class SshSandbox(SupervisedSandbox):
         if self._begun or self._stopping is not None:
             raise SandboxError("A sandbox starts once.")
         self._begun = True
-        for name, value in self.spec.env.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
-                raise SandboxError(f"{name!r} cannot be a variable of the sandbox's shell.")
+        exports(self.spec.env)
         while True:
             home = self._home = await self._host.connection(self.spec.run_id)
             number = next(home.numbers)
@@ -78,15 +75,14 @@ class SshSandbox(SupervisedSandbox):
         directory = f"{home.base}/{self.place}"
         self.workspace = f"{directory}/workspace"
         own = {"HOME": f"{directory}/home", "TMPDIR": f"{directory}/tmp", "USER": home.user, "LOGNAME": home.user}
-        variables = {**ENVIRONMENT, **own, **self.spec.env}
-        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+        variables = exports({**ENVIRONMENT, **own, **self.spec.env})
         make = f"mkdir -m 700 -- {shlex.join(f'{directory}/{name}' for name in ('io', 'workspace', 'home', 'tmp'))}"
         return StreamInside(
             io=f"{directory}/io",
             workspace=self.workspace,
             cwd=posixpath.normpath(posixpath.join(self.workspace, self.spec.cwd)),
             mark=self._mark,
-            prelude=f"unset {MARK}\n{exports}[[ ${{first-}} ]] && {make}\n",
+            prelude=f"unset {MARK}\n{variables}[[ ${{first-}} ]] && {make}\n",
         )
 
     @property

@@ -20,6 +20,7 @@ CONNECT_SECONDS = 20.0  # for a connection, and again for the login
 ALIVE_SECONDS = 15.0  # without a word until the host is asked whether it is there; three times
 SAID_BYTES = 2000  # of what a program says before its stream begins, kept for an error
 BEGUN = b"\0\2"  # what a login shell prints before the first byte of a stream
+QUIET_SECONDS = 0.5  # after the end of a program, for what it has printed
 WRITE_BYTES = 1 << 18  # that may wait to be sent before a writer is held up
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
@@ -113,6 +114,8 @@ class SshStream(asyncssh.SSHClientSession[bytes]):
         self._begun = False
         self._said = bytearray()
         self._full: asyncio.Future[None] | None = None
+        self._paused = False
+        self._quiet: asyncio.TimerHandle | None = None  # runs when the program has ended
 
     # The port.
 
@@ -129,10 +132,12 @@ class SshStream(asyncssh.SSHClientSession[bytes]):
             self._channel.write_eof()
 
     def pause(self) -> None:
+        self._paused = True
         if self._channel and not self._channel.is_closing():
             self._channel.pause_reading()
 
     def resume(self) -> None:
+        self._paused = False
         if self._channel and not self._channel.is_closing():
             self._channel.resume_reading()
 
@@ -158,6 +163,8 @@ class SshStream(asyncssh.SSHClientSession[bytes]):
             self._said[:] = before
             if not data:
                 return
+        if self._quiet:
+            self._end_soon()
         self._receiver.take(data)
 
     def pause_writing(self) -> None:
@@ -171,7 +178,22 @@ class SshStream(asyncssh.SSHClientSession[bytes]):
     def eof_received(self) -> bool:
         return True  # its stdin may go on
 
+    def exit_status_received(self, status: int) -> None:
+        self._end_soon()
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, message: str, lang: str) -> None:
+        self._end_soon()
+
     def connection_lost(self, error: Exception | None) -> None:
+        if self._quiet:
+            self._quiet.cancel()
         self.resume_writing()
         self._on_end(self, error)
         self._receiver.ended(str(error or "") or self._said.decode(errors="replace").strip())
+
+    def _end_soon(self) -> None:
+        """The program has ended; others may hold its output, and the server goes on as long as they do."""
+        if self._quiet:
+            self._quiet.cancel()
+        again = self._end_soon if self._paused else self.close
+        self._quiet = asyncio.get_running_loop().call_later(QUIET_SECONDS, again)
