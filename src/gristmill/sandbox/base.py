@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -50,9 +50,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a kind of sandbox can do; checked before the run."""
 
     isolated: bool
+    instant: bool = False  # starts in milliseconds, so that keeping some ready gains nothing
     images: bool = False  # takes SandboxSpec.image
     network_switch: bool = False  # can be with and without network
-    limits: frozenset[str] = frozenset()  # names of the fields of Limits that it enforces
+    limits: frozenset[str] = frozenset()  # names of the fields of Limits that it enforces on this machine
     background: bool = True
 
 
@@ -108,7 +109,7 @@ class Job(ABC):
 class Sandbox(ABC):
     """One private place. Made with a spec, started once, stopped once."""
 
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
     workspace: str = "/workspace"  # absolute path, inside; the first working directory unless spec.cwd is set
 
     def __init__(self, spec: SandboxSpec) -> None:
@@ -163,9 +164,10 @@ class SandboxProvider(Protocol):
     """What makes the sandboxes of one kind for one worker; making it starts nothing.
 
     `options` are what the run's settings hold for this kind, `config.SandboxConfig.options`: hosts, users, key files.
+    `capabilities` of the class say what the kind can do, those of what was made what it can do on this machine.
     """
 
-    capabilities: ClassVar[Capabilities]
+    capabilities: Capabilities
 
     def __init__(self, *, options: Mapping[str, str]) -> None: ...
 

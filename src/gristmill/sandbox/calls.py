@@ -70,6 +70,12 @@ class Call:
         self._delay = FIRST_ASK
         self._timer = self._loop.call_later(FIRST_ASK, self._ask)
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether it ended because its time was up."""
+        ended = self.ended
+        return ended.done() and not ended.cancelled() and not ended.exception() and ended.result() is None
+
     async def result(self, timeout: float) -> int | None:
         """The exit code; None after `timeout` seconds. Raises `SandboxError` where the sandbox is lost."""
         timer = self._loop.call_later(timeout, self.end, None)

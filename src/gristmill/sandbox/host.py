@@ -24,7 +24,7 @@ BASH = "/bin/bash"
 class HostSandbox(ShellSandbox):
     """A working directory on this machine, and a shell."""
 
-    capabilities = Capabilities(isolated=False)
+    capabilities = Capabilities(isolated=False, instant=True)
 
     def _inside(self, directory: Path, memory: Path) -> Inside:
         for path in (memory / "state", directory / "workspace", directory / "home", directory / "tmp"):
@@ -65,4 +65,4 @@ class HostSandboxes(ShellSandboxes):
         return f"{BASH} does not work here: {said or code}. Install bash, and mount /proc." if code else ""
 
     def _make(self, spec: SandboxSpec) -> ShellSandbox:
-        return HostSandbox(spec, self._place)
+        return HostSandbox(spec, self._place, self._limits)

@@ -42,7 +42,7 @@ class Child:
     def kill_children(self) -> None:
         """SIGKILL its direct children: a parent that waits for them ends after them, and says so."""
         if self._process.poll() is None:
-            for pid in _children(self.pid):
+            for pid in children(self.pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -102,7 +102,8 @@ def run(argv: Sequence[str], *, env: Mapping[str, str], timeout: float) -> tuple
     return done.returncode, done.stdout.decode(errors="replace").strip()
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that a process with one thread started and that are still its own."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -147,5 +148,13 @@ def _kill_if_marked(pid: int, mark: bytes) -> bool:
 
 
 def _has(pid: int, mark: bytes) -> bool:
-    with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - a thousand of them are read in a row
-        return any(entry.startswith(mark) for entry in file.read().split(b"\0"))
+    return any(entry.startswith(mark) for entry in environment(pid))
+
+
+def environment(pid: int) -> list[bytes]:
+    """The variables that a process was started with, as `NAME=value`; none where it has ended or is not ours."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123 - a thousand of them are read in a row
+            return file.read().split(b"\0")
+    except OSError:
+        return []

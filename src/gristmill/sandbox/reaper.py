@@ -39,13 +39,13 @@ class WorkerPlace:
 
     def __init__(self, root: Path | None = None) -> None:
         reap(root)
-        self.path, lock = _claim(root or Path(tempfile.gettempdir()))
+        self.path, lock = claim(root or Path(tempfile.gettempdir()))
         self._held = {self.path: lock}
         self._memory = self.path
         if root is None and _has_room(MEMORY):
-            self._memory, lock = _claim(MEMORY)
+            self._memory, lock = claim(MEMORY)
             self._held[self._memory] = lock
-        self.token = self.path.name.removeprefix(_prefix())
+        self.token = self.path.name.removeprefix(prefix())
         self._numbers = itertools.count(1)
 
     def session(self) -> tuple[Path, Path]:
@@ -70,9 +70,9 @@ def reap(root: Path | None = None) -> int:
     Never touches a directory whose owner lives, or anyone else's. Returns the number of directories.
     """
     reaped = 0
-    for path, lock in _dead((root,) if root else (Path(tempfile.gettempdir()), MEMORY)):
+    for path, lock in dead((root,) if root else (Path(tempfile.gettempdir()), MEMORY)):
         try:
-            kill_marked(MARK, path.name.removeprefix(_prefix()) + ".")
+            kill_marked(MARK, path.name.removeprefix(prefix()) + ".")
             remove_tree(path)
             reaped += 1
         finally:
@@ -80,18 +80,19 @@ def reap(root: Path | None = None) -> int:
     return reaped
 
 
-def _dead(roots: tuple[Path, ...]) -> Iterator[tuple[Path, int]]:
+def dead(roots: tuple[Path, ...]) -> Iterator[tuple[Path, int]]:
+    """Directories of workers that are no more, each with a descriptor that holds its lock and is to be closed."""
     for root in roots:
-        for path in root.glob(_prefix() + "*"):
+        for path in root.glob(prefix() + "*"):
             lock = _lock(path)
             if lock >= 0:
                 yield path, lock
 
 
-def _claim(root: Path) -> tuple[Path, int]:
-    """A new directory of ours, and the descriptor that holds its lock."""
+def claim(root: Path) -> tuple[Path, int]:
+    """A new directory of ours, and the descriptor that holds its lock. Raises `OSError`."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=root))
+        path = Path(tempfile.mkdtemp(prefix=prefix(), dir=root))
         lock = _lock(path)
         if lock >= 0:
             return path, lock
@@ -146,7 +147,8 @@ def _move(path: str, top: Path, numbers: itertools.count[int]) -> Path:
         return target
 
 
-def _prefix() -> str:
+def prefix() -> str:
+    """What the names of all directories of this user's workers begin with."""
     return f"gristmill-{os.getuid()}-"
 
 

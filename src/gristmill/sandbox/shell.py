@@ -8,15 +8,20 @@ things are inside and which program puts the supervisor there; the rest is the s
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import posixpath
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from gristmill.errors import SandboxError
-from gristmill.sandbox.base import Sandbox, SandboxSpec
+from gristmill.sandbox.base import Capabilities, Sandbox, SandboxSpec
+from gristmill.sandbox.cgroups import Group
 from gristmill.sandbox.inside import Inside, prepare
+from gristmill.sandbox.limits import WorkerLimits
 from gristmill.sandbox.reaper import WorkerPlace, remove_tree
 from gristmill.sandbox.supervised import SupervisedSandbox
 from gristmill.sandbox.supervisor import GRACE_SECONDS, Supervisor
@@ -29,10 +34,14 @@ class ShellSandbox(SupervisedSandbox):
         spec: what the session asks of it.
         place: where it gets directories of its own on the host. `workspace` in the first one is the one inside; `io`
             in the second one is what it shares with its supervisor.
+        limits: what it is held to.
     """
 
-    def __init__(self, spec: SandboxSpec, place: WorkerPlace) -> None:
+    def __init__(self, spec: SandboxSpec, place: WorkerPlace, limits: WorkerLimits) -> None:
         super().__init__(spec)
+        self.limits = limits.of(spec.limits)
+        self._bounds, self._most = limits.bounds(self.limits)
+        self._group: Group | None = limits.group(self.limits)
         self._place = place
         self._directories: tuple[Path, Path] | None = None
         self._running: Supervisor | None = None
@@ -46,6 +55,10 @@ class ShellSandbox(SupervisedSandbox):
     def _argv(self, directory: Path, memory: Path, inside: Inside) -> list[str]:
         """The command line that runs `bash <io>/init` inside."""
 
+    def _first_process(self, pid: int) -> int:
+        """The number of the supervisor on the host, `pid` being that of the program that was started."""
+        return pid
+
     def _destroy(self, directory: Path) -> None:
         """End what may be left when the supervisor has gone, before the directories are removed."""
 
@@ -54,14 +67,16 @@ class ShellSandbox(SupervisedSandbox):
             raise SandboxError("A sandbox starts once.")
         try:
             self._directories = directory, memory = self._place.session()
-            inside = self._inside(directory, memory)
+            inside = dataclasses.replace(self._inside(directory, memory), bounds=self._bounds, most=self._most)
             self.workspace = inside.workspace
             cwd = self._first_directory(directory / "workspace")
             prepare(memory / "io", inside, cwd, self.spec.env)
         except (OSError, ValueError) as error:
             raise SandboxError(f"The sandbox could not be prepared: {error}.") from error
-        self._running = Supervisor(f"{memory}/io")
-        await self._running.start(self._argv(directory, memory, inside))
+        running = self._running = Supervisor(f"{memory}/io", inside.mark, self._group)
+        await running.start(self._argv(directory, memory, inside))
+        # Nothing but the supervisor runs by now.
+        await running.enter_group(self._first_process(running.pid))
 
     async def stop(self) -> None:
         if self._stopping is None:
@@ -91,6 +106,8 @@ class ShellSandbox(SupervisedSandbox):
     def _remove(self) -> None:
         directories, self._directories = self._directories, None
         if directories is not None:
+            if self._group:
+                self._group.remove()
             self._destroy(directories[0])
             for directory in directories:
                 remove_tree(directory)
@@ -104,13 +121,18 @@ class ShellSandboxes(ABC):
         options: there are none for these kinds.
     """
 
+    capabilities: Capabilities
+
     def __init__(self, root: Path | None = None, *, options: Mapping[str, str] = {}) -> None:
         self._place = WorkerPlace(root)
+        self._limits = WorkerLimits(isolated=self.capabilities.isolated)
+        self.capabilities = msgspec.structs.replace(self.capabilities, limits=self._limits.held)
         self._made: weakref.WeakSet[ShellSandbox] = weakref.WeakSet()
 
     def make(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox that was not started."""
         sandbox = self._make(spec)
+        sandbox.capabilities = self.capabilities
         self._made.add(sandbox)
         return sandbox
 
@@ -118,6 +140,7 @@ class ShellSandboxes(ABC):
         """Remove what is left, synchronously; idempotent."""
         for sandbox in self._made:
             sandbox.cleanup()
+        self._limits.close()
         self._place.close()
 
     @abstractmethod

@@ -10,22 +10,35 @@ from collections.abc import Sequence
 
 from gristmill.errors import SandboxError
 from gristmill.sandbox.calls import Call, CallJob, ShellJob
+from gristmill.sandbox.cgroups import Group
 from gristmill.sandbox.output import Fifo, Output
 from gristmill.sandbox.process import Child, spawn
+from gristmill.sandbox.reaper import MARK
 from gristmill.sandbox.supervised import START_SECONDS
 
+HELP_SECONDS = 1.0  # until the supervisor gets help with killing a call
 KILL_SECONDS = 5.0  # until a call must have been killed
 GRACE_SECONDS = 2.0  # for each step of stopping
 REPORT_BYTES = 1 << 16  # that may be reported beyond what the calls made are good for
 CALL_BYTES = 1 << 10  # of reports that one call is good for
 THREAD_BYTES = 1 << 20  # more than this is written to disk beside the event loop
+CLEARED = "There was no room to start a process, so what earlier commands had left running was ended."
 
 
 class Supervisor:
-    """Started once, stopped once. `io` is the host's path of the directory that it shares with the inside."""
+    """Started once, stopped once.
 
-    def __init__(self, io: str) -> None:
+    Args:
+        io: the host's path of the directory that it shares with the inside.
+        mark: what the value of `SBX_CALL` begins with inside.
+        group: what bounds the inside.
+    """
+
+    def __init__(self, io: str, mark: str = "", group: Group | None = None) -> None:
         self.io = io
+        self._mark = mark
+        self._group = group
+        self._first = 0
         self.lost = "The sandbox was not started."  # why no order can be given; empty while it works
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._child: Child | None = None
@@ -58,6 +71,21 @@ class Supervisor:
                 await self._ready
         except TimeoutError:
             raise self.fail(f"The sandbox did not start within {START_SECONDS:g} s.") from None
+
+    @property
+    def pid(self) -> int:
+        """The number of the program that was started."""
+        assert self._child is not None
+        return self._child.pid
+
+    async def enter_group(self, first: int) -> None:
+        """Have the group bound what is inside from now on; `first` is its first process. Raises `SandboxError`."""
+        self._first = first
+        if self._group is not None:
+            try:
+                await asyncio.to_thread(self._group.take, first)
+            except OSError as error:
+                raise self.fail(f"The sandbox could not be given its limits: {error}.") from error
 
     async def stop(self) -> None:
         """Let it end, or end it. Whoever waits for a call gets a `SandboxError`."""
@@ -107,6 +135,8 @@ class Supervisor:
 
     async def place(self, call: Call, suffix: str, data: bytes) -> None:
         """Write one file of a call."""
+        if suffix == ".sh":
+            await self._make_room(call)
         path = f"{self.io}/{call.id}{suffix}"
         call.files.append(path)
         try:
@@ -130,9 +160,15 @@ class Supervisor:
 
     async def kill(self, call: Call) -> None:
         """Kill all processes of a call. Raises `SandboxError` where the supervisor does not manage that."""
+        await self._make_room(call)  # it forks faster than the supervisor can look
         self.order(f"k {call.id}")
         killed = self._killing.setdefault(call.id, asyncio.get_running_loop().create_future())
-        await asyncio.wait((killed,), timeout=KILL_SECONDS)
+        await asyncio.wait((killed,), timeout=KILL_SECONDS if self._group is None else HELP_SECONDS)
+        if not killed.done() and self._group is not None:
+            # It leaves the supervisor no CPU or memory.
+            mark = self._variable(call.id)
+            await asyncio.to_thread(self._group.end, self._first, lambda variables: mark in variables)
+            await asyncio.wait((killed,), timeout=KILL_SECONDS)
         if not killed.done():
             raise self.fail("The sandbox does not answer any more.")
         killed.result()
@@ -143,6 +179,8 @@ class Supervisor:
             return
         call.close()
         call.pipe.catch_up()
+        if self._group and not call.trusted and not keep_output:
+            call.remark = f"{call.remark} {self._group.news(timed_out=call.timed_out)}".strip()
         if not keep_output:
             call.pipe.drop()
         for path in call.files:
@@ -188,11 +226,27 @@ class Supervisor:
     def _exited(self, log: str) -> None:
         said = "it ended at once"
         if self._ready.done():
-            self.fail("The sandbox has ended.")
+            news = self._group.news() if self._group else ""
+            self.fail(f"The sandbox has ended. {news}".strip())
             return
         with contextlib.suppress(OSError), open(log, "rb") as file:  # noqa: PTH123
             said = file.read(2000).decode(errors="replace").strip() or said
         self.fail(f"The sandbox could not be started: {said}.")
+
+    async def _make_room(self, call: Call) -> None:
+        """At the limit on processes, end those of the call and what earlier ones left, so that others can start."""
+        group = self._group
+        if group is None or not group.crowded():
+            return
+        others = {self._variable(other) for other in self._calls if other != call.id}
+        await asyncio.to_thread(group.end, self._first, others.isdisjoint)
+        if others and group.crowded():
+            await asyncio.to_thread(group.end, self._first)
+        call.remark = CLEARED
+
+    def _variable(self, number: int) -> bytes:
+        """What the processes of a call were started with."""
+        return f"{MARK}={self._mark}{number}".encode()
 
     def _output_ended(self, call: Call, pipe: Fifo) -> None:
         self._pipes.discard(pipe)
@@ -235,6 +289,8 @@ class Supervisor:
         elif verb == "f":
             call.refused = int(value) & 255
             call.end(1)
+        elif verb == "b":
+            call.remark = CLEARED
         elif verb == "n":
             call.note = value
 

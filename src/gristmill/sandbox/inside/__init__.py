@@ -40,7 +40,11 @@ ENVIRONMENT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Inside:
-    """Paths as they are inside. `mark` begins the value of `SBX_CALL` where processes have no namespace."""
+    """Paths as they are inside. `mark` begins the value of `SBX_CALL` where processes have no namespace.
+
+    `bounds` is shell text that each command runs first: limits that it cannot lift again. `most` is the number of
+    processes that it allows, if it does.
+    """
 
     io: str
     state: str
@@ -49,6 +53,8 @@ class Inside:
     temp: str
     user: str
     mark: str = ""
+    bounds: str = ""
+    most: int = 0
 
 
 def prepare(io: Path, inside: Inside, cwd: str, variables: Mapping[str, str]) -> None:
@@ -58,6 +64,8 @@ def prepare(io: Path, inside: Inside, cwd: str, variables: Mapping[str, str]) ->
         "io": inside.io,
         "state": inside.state,
         "mark": inside.mark,
+        "bounds": inside.bounds,
+        "most": str(inside.most or ""),
         "workspace": inside.workspace,
         "home": inside.home,
         "cwd": cwd,

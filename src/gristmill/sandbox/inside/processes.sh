@@ -12,9 +12,11 @@ belongs() { # pid mark group
     [[ $group == "$3" && $state != [ZX] ]]
 }
 
-# Kills every process of a call, or with '*' of all calls. Again until none is found, because they may be forking.
+# Kills every process of a call, or with '*' of all calls. Again until none is found, because they may be forking. Where
+# there are many, a first process stops all of them before: those that fork without end keep us from looking at them.
 kill_all() { # mark group
-    local found=1 round=0 pid
+    local found=1 round=0 pid all=(/proc/[0-9]*) many=''
+    [[ $$ == 1 && ${#all[@]} -gt 64 ]] && many=1 && kill -STOP -1
     while ((found && round++ < 100)); do
         found=0
         for pid in /proc/[0-9]*; do
@@ -22,4 +24,5 @@ kill_all() { # mark group
             [[ $pid != "$$" ]] && belongs "$pid" "$1" "$2" && kill -KILL "$pid" && found=1
         done
     done
+    [[ $many ]] && kill -CONT -1
 }

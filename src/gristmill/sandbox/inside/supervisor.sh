@@ -1,6 +1,6 @@
 # The first process of a sandbox. It reads one-line orders from its stdin and launches commands, kills them and tells how
 # they ended; it runs nothing of a command itself. Bash 4.2 or later, builtins only: a fork here is paid by every call.
-# The host puts these in front: io state mark workspace home cwd; and processes.sh.
+# The host puts these in front: io state mark bounds most workspace home cwd (see Inside); and processes.sh.
 #
 #   x ID IN   run $io/ID.sh in the shell and keep its directory and exported variables (IN 1: stdin is $io/ID.in)
 #   y ID IN   the same, but keep nothing
@@ -13,7 +13,8 @@
 #   q         leave, the host cleans up
 #
 # Further reports, one line each in $io/reports: r ready · e SENTENCE cannot start · u ID PID launched · f ID ERRNO refused ·
-# n ID DIRECTORY had vanished, so this runs in the workspace · (from enter.sh) d ID CODE · m ID about to end, so ask
+# n ID DIRECTORY had vanished, so this runs in the workspace · b ID all that was left running was ended, to make room ·
+# (from enter.sh) d ID CODE · m ID about to end, so ask
 
 exec 1<>"$io/reports" 2>/dev/null # for both ways: opening it must not wait for a host that has gone
 set -m # each call is a process group of its own
@@ -24,7 +25,9 @@ trap : HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFS
 cd /
 environment=$io/env pending='' slot=0
 pids=()
-printf -v body '. %q "$@"; set --; eval "$SBX_TEXT"; { sbx_leave "$?"; } &>/dev/null' "$io/enter"
+# Where memory runs out, a command goes before the supervisor does.
+printf -v body '%s\n. %q "$@"; set --; eval "$SBX_TEXT"; { sbx_leave "$?"; } &>/dev/null' \
+    "{ echo 500 >/proc/\$\$/oom_score_adj; $bounds; } 2>/dev/null" "$io/enter"
 
 # Takes over what the last stateful call left, once it is complete: its directory is written last.
 catch_up() {
@@ -34,8 +37,15 @@ catch_up() {
     [[ $left ]] && cwd=$left environment=$pending pending=''
 }
 
+# The limit does not bind this shell, but without room a command could start nothing.
+make_room() { # id
+    local all=(/proc/[0-9]*)
+    ((${#all[@]} > most - most / 4)) && kill -KILL -1 && printf 'b %s\n' "$1"
+}
+
 launch() { # verb id input
     local save='' input=/dev/null
+    [[ $most ]] && make_room "$2"
     catch_up
     if [[ ! -d $cwd || ! -x $cwd ]]; then
         printf 'n %s %s\n' "$2" "${cwd//$'\n'/ }"
