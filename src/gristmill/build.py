@@ -87,9 +87,9 @@ async def check(config: RunConfig) -> Plan:
     mcp = await ask_mcp_servers(config.mcp_config)
     own = own_toolsets(config, mcp)
     known = [*plugins.names("toolsets"), *own]
-    distributions = load_distributions(
-        config.distributions_file, toolsets=known, tools=known_tools(own), used=config.distribution
-    )
+    tools = known_tools(own) if config.distributions_file else None  # else plug-ins would be loaded for nothing
+    distributions = load_distributions(config.distributions_file, toolsets=known, tools=tools, used=config.distribution)
+    distribution = find_distribution(distributions, config.distribution)
     offer = find_toolsets(config, dataset, distribution, own)
     config = _ready(config, offer)
     warnings = list(select.warnings_for(config.model))

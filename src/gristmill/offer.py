@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -130,11 +131,12 @@ def known_tools(own: Mapping[str, Toolset]) -> list[str] | None:
 
 
 def _added(own: Mapping[str, Toolset]) -> Iterator[tuple[str, Toolset]]:
-    """The toolsets that are not built in: the user's own, then those of plug-ins."""
+    """The toolsets that are not built in: the user's own, then those of plug-ins that can be loaded."""
     yield from own.items()
     for name in plugins.names("toolsets"):
         if name not in BUILTIN_TOOLSETS:
-            yield name, load_toolset(name)
+            with contextlib.suppress(UsageError):  # told where a run asks for it
+                yield name, load_toolset(name)
 
 
 def find_toolsets(config: RunConfig, dataset: Dataset, distribution: Distribution, own: Mapping[str, Toolset]) -> Offer:
