@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,7 +31,7 @@ from gristmill.run import frames
 from gristmill.run.budget import Budget
 from gristmill.run.executor import Executor, LocalExecutor, LocalGate
 from gristmill.run.processes import ProcessExecutor
-from gristmill.run.runner import Runner, number_batches
+from gristmill.run.runner import Batches, Runner
 from gristmill.run.serve import serve
 from gristmill.run.store import Owed, RunStore
 from gristmill.run.worker import Kit
@@ -167,16 +167,17 @@ async def make_runner(config: RunConfig, listen: events.Listener, *, in_process:
 def _assemble(plan: Plan, store: RunStore, listen: events.Listener, *, in_process: bool) -> Runner:
     config, dataset = plan.config, plan.dataset
     found = store.owed(dataset.tasks, config.samples_per_prompt, config.retry)
-    specs = plan_sessions(plan, found.owed, seed=store.seed, first_batch=store.next_batch)
-    batches = len({spec.batch for spec in specs})
-    planned = events.RunPlanned.of(config, dataset, batches=batches, seed=store.seed, directory=str(store.layout.root))
+    batches = Batches((item.task.index for item in found.owed), config.batch_size, store.next_batch)
+    specs = plan_sessions(plan, found.owed, batches, seed=store.seed)
+    count = len(batches.sessions)
+    planned = events.RunPlanned.of(config, dataset, batches=count, seed=store.seed, directory=str(store.layout.root))
     resumed = None
     if config.resume:
         resumed = events.Resumed(
             prompts=dataset.rows,
             completed=found.completed,
-            owed=len(specs),
-            new_batches=batches,
+            owed=len(found.owed),
+            new_batches=count,
             changes=store.changes,
         )
     parts = _Parts(plan, store, listen, in_process=in_process)
@@ -185,6 +186,7 @@ def _assemble(plan: Plan, store: RunStore, listen: events.Listener, *, in_proces
         planned,
         store,
         specs,
+        batches,
         parts.start,
         listen,
         resumed=resumed,
@@ -193,11 +195,12 @@ def _assemble(plan: Plan, store: RunStore, listen: events.Listener, *, in_proces
     )
 
 
-def plan_sessions(plan: Plan, owed: list[Owed], *, seed: int, first_batch: int) -> list[SessionSpec]:
-    """Every owed session with its batch and its drawn toolsets. Pure: the same for any order and number of workers."""
-    batch_of = number_batches((item.task.index for item in owed), plan.config.batch_size, first_batch)
-    specs = []
-    for item in owed:
+def plan_sessions(plan: Plan, owed: list[Owed], batches: Batches, *, seed: int) -> Iterator[SessionSpec]:
+    """Every owed session with its batch and its drawn toolsets, made as it is asked for: there may be a million.
+
+    Pure: the draw is the same for any order and number of workers.
+    """
+    for item, batch in zip(owed, batches.of, strict=True):
         task = item.task
         if task.toolsets is not None:
             names, probability = tuple(name for name in task.toolsets if name not in plan.missing), 1.0
@@ -206,18 +209,15 @@ def plan_sessions(plan: Plan, owed: list[Owed], *, seed: int, first_batch: int) 
             # A draw of which nothing works here gets the first toolset that does: no draw leaves a session without.
             works = tuple(name for name in draw.names if name not in plan.missing)
             names, probability = (*works, *plan.always) or tuple(plan.offered)[:1], draw.probability
-        specs.append(
-            SessionSpec(
-                task=task,
-                sample=item.sample,
-                batch=batch_of[task.index],
-                attempt=item.attempt,
-                toolsets=names,
-                probability=probability,
-                seed=seed,
-            )
+        yield SessionSpec(
+            task=task,
+            sample=item.sample,
+            batch=batch,
+            attempt=item.attempt,
+            toolsets=names,
+            probability=probability,
+            seed=seed,
         )
-    return specs
 
 
 class _Parts:
