@@ -62,6 +62,8 @@ OWN_SERVER = Host("a server of one's own", (), "template", EFFORTS, None)
 
 def host_of(config: ModelConfig) -> Host:
     """What is known of the endpoint's host; an unknown one is taken for a server of one's own."""
+    if config.local:
+        return OWN_SERVER
     name = config.host
     return next(
         (h for h in HOSTS if any(name == end or name.endswith("." + end) for end in h.suffixes)),
@@ -174,11 +176,13 @@ def warnings_for(config: ModelConfig) -> list[str]:
     ]
     if given and not host.routes:
         verb = "has" if len(given) == 1 else "have"
-        found.append(
-            f"{', '.join(given)} {verb} no effect with {config.host}: only OpenRouter routes between providers."
-        )
+        where = "the embedded model" if config.local else config.host
+        found.append(f"{', '.join(given)} {verb} no effect with {where}: only OpenRouter routes between providers.")
     asked = "none" if config.reasoning_disabled else config.reasoning_effort
-    if asked is not None and nearest(asked, host.efforts) != asked:
+    if asked is not None and config.local:
+        flag = "--reasoning_disabled" if config.reasoning_disabled else "--reasoning_effort"
+        found.append(f"{flag} has no effect with the embedded model: it does not reason.")
+    elif asked is not None and nearest(asked, host.efforts) != asked:
         found.append(f"{host.name} has no reasoning effort {asked}: {nearest(asked, host.efforts)} is sent instead.")
     if config.record_tokens and host is not OWN_SERVER:
         found.append(f"--record_tokens has no effect with {host.name}: it does not return token ids.")

@@ -53,7 +53,7 @@ class Prices:
         }
         try:
             price = genai_prices.calc_price(
-                genai_prices.Usage(**tokens), self._config.name, provider_api_url=self._config.base_url
+                genai_prices.Usage(**tokens), self._config.name, provider_api_url=_https(self._config.base_url)
             )
         except (LookupError, ValueError):
             # Neither the host nor the model is in the list: ask no more.
@@ -66,6 +66,11 @@ class Prices:
         if self._config.local:
             return 0.0
         return self._cost(Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens), 0)
+
+
+def _https(url: str) -> str:
+    """The list names hosts by their https addresses; a price belongs to the host."""
+    return url.replace("http://", "https://", 1) if url.startswith("http://") else url
 
 
 def _cache_writes(raw: Any) -> int:

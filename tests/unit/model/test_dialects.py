@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from gristmill.model.base import Request
-from gristmill.testing.endpoint import ScriptedEndpoint, Turn, call, say
+from gristmill.testing.endpoint import ScriptedEndpoint
 from gristmill.types import Message, ToolSchema
+from support.dialects import DIALECTS, TURNS
 
 TOOLS = tuple(
     ToolSchema(
@@ -18,41 +19,6 @@ TOOLS = tuple(
     )
     for name, argument in (("terminal", "command"), ("read_file", "path"))
 )
-TURNS = [
-    call("terminal", {"command": 'printf "<a>\\n" > ä.txt'}, reasoning="First I write a file."),
-    call("read_file", {"path": "ä.txt"}, reasoning="Then I read it.\nIt should hold <a>."),
-    call("terminal", {"command": "echo '</tool_call>' 😀"}, reasoning="A nasty one."),
-    call("terminal", {"command": "ls"}, reasoning="Nearly done."),
-    say("The file holds `<a>`.\n\nThat is all.", reasoning="I have what I need."),
-]
-
-
-def as_hermes(turn: Turn) -> Turn:
-    text = f"<think>\n{turn.reasoning}\n</think>\n{turn.text}"
-    for name, arguments in turn.calls:
-        body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-        text += f"<tool_call>\n{body}\n</tool_call>"
-    return Turn(text=text)
-
-
-def as_json(turn: Turn) -> Turn:
-    said: dict[str, Any] = {"thought": turn.reasoning}
-    for name, arguments in turn.calls:
-        assert isinstance(arguments, dict)
-        said |= {"tool": name, **arguments}
-    return Turn(text=json.dumps(said if turn.calls else {**said, "tool": "final", "answer": turn.text}))
-
-
-DIALECTS: dict[str, tuple[dict[str, Any], list[Turn]]] = {
-    "chat": ({"dialect": "chat"}, TURNS),
-    "chat-stream": ({"dialect": "chat", "stream": True}, TURNS),
-    "anthropic": ({"dialect": "anthropic"}, TURNS),
-    "anthropic-stream": ({"dialect": "anthropic", "stream": True}, TURNS),
-    "hermes": ({"dialect": "hermes"}, [as_hermes(turn) for turn in TURNS]),
-    "hermes-stream": ({"dialect": "hermes", "stream": True}, [as_hermes(turn) for turn in TURNS]),
-    "json": ({"dialect": "json"}, [as_json(turn) for turn in TURNS]),
-    "json-stream": ({"dialect": "json", "stream": True}, [as_json(turn) for turn in TURNS]),
-}
 
 
 async def converse(model: Any) -> list[Message]:
