@@ -14,7 +14,6 @@ import shutil
 import signal
 import site
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -59,7 +58,7 @@ def pull(arguments: list[str]) -> None:
 
 def start(arguments: list[str]) -> None:
     site.main()  # which was left out, because most calls need nothing of it
-    from gristmill.sandbox import system
+    from support.namespaces import Place
 
     given: dict[str, list[str]] = {}
     while arguments and arguments[0].startswith("-"):
@@ -80,49 +79,20 @@ def start(arguments: list[str]) -> None:
     record(name).parent.mkdir(parents=True)
     log = instances() / "logs" / socket.gethostname() / getpass.getuser()
     log.mkdir(parents=True, exist_ok=True)
-    etc = record(name).parent / "etc"
-    etc.mkdir()
-    system.copy_etc(etc, user="agent", uid=1000, host="instance")
     alone = given.get("--network") == ["none"]
     assert alone == ("--net" in given)
-    argv = ["bwrap", "--unshare-all", "--unshare-user", *([] if alone else ["--share-net"]), "--cap-drop", "ALL"]
-    argv += ["--uid", "1000", "--gid", "1000", "--as-pid-1", "--new-session", *system.binds(), "--proc", "/proc"]
-    argv += [
-        *system.kernel_switches(),
-        "--ro-bind",
-        str(etc),
-        "/etc",
-        "--dev",
-        "/dev",
-        "--tmpfs",
-        "/run",
-        "--tmpfs",
-        "/opt",
-    ]
     work = Path(given["--workdir"][0])
+    binds = {}
     for inside, outside in (("/tmp", "tmp"), ("/var/tmp", "var_tmp")):
         (work / outside).mkdir(exist_ok=True)
-        argv += ["--bind", str(work / outside), inside]
+        binds[inside] = str(work / outside)
     for bind in given.get("--bind", []):
         source, target, *mode = bind.split(":")
-        argv += ["--ro-bind" if mode == ["ro"] else "--bind", source, target]
-    read, write = os.pipe()
-    argv += ["--info-fd", str(write), "--remount-ro", "/", "--chdir", "/"]
-    # What the real one has as process 1 starts nothing and reaps everything.
-    argv += ["/bin/bash", "-c", "while :; do sleep 9999; done"]
-    with (log / f"{name}.out").open("wb") as out, (log / f"{name}.err").open("wb") as err:
-        first = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=[write], start_new_session=True
-        )
-    os.close(write)
-    with os.fdopen(read) as info:
-        said = info.read()
-    if not said:
-        fatal(f"container creation failed: {(log / f'{name}.err').read_text()}")
-    pid = json.loads(said)["child-pid"]
-    while Path(f"/proc/{pid}/exe").readlink().name != "bash":
-        time.sleep(0.002)
-    text = {"instance": name, "pid": pid, "ppid": first.pid, "img": image, "kind": kind, "alone": alone}
+        binds[target] = f"ro:{source}" if mode == ["ro"] else source
+    for ending in ("out", "err"):
+        (log / f"{name}.{ending}").touch()
+    place = Place(record(name).parent / "etc", binds, alone=alone)
+    text = {"instance": name, "pid": place.pid, "ppid": place.process.pid, "img": image, "kind": kind, "alone": alone}
     record(name).write_text(json.dumps(text))
     print("INFO:    instance started successfully", file=sys.stderr)
 
@@ -147,11 +117,12 @@ def execute(arguments: list[str]) -> NoReturn:
         fatal(f"no instance found with name {name}")
     if instance["kind"] == "no-bash" and arguments[0] == "bash":
         fatal('"bash": executable file not found in $PATH')
-    spaces = ["--user", "--preserve-credentials", "--mount", "--pid", "--ipc", "--uts"]
-    spaces += ["--net"] if instance["alone"] else []
-    variables = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C", f"HOME={Path.home()}"]
-    variables += [f"APPTAINER_CONTAINER={instance['img']}", f"SINGULARITY_NAME={name}"]
-    argv = ["nsenter", f"--target={instance['pid']}", *spaces, "--wdns=/", "env", "-i", *variables, *arguments]
+    from support.namespaces import entering
+
+    variables = {"LANG": "C", "HOME": str(Path.home()), "APPTAINER_CONTAINER": str(instance["img"])}
+    argv = entering(
+        int(str(instance["pid"])), bool(instance["alone"]), {**variables, "SINGULARITY_NAME": name}, arguments
+    )
     os.execvp("nsenter", argv)
 
 
@@ -201,4 +172,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
     main(sys.argv[1:])
