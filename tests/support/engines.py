@@ -24,7 +24,10 @@ import pytest
 
 from support import images
 
-REGISTRY = "127.0.0.1:5000"  # in the engine's own network namespace
+# Two registries with the same images, in the engine's own network namespace.
+REGISTRY = "127.0.0.1:5000"
+LOCKED = "127.0.0.1:5001"  # lets in the user `user` with the password `secret`
+LOCKED_USER = "user:$2b$12$rG27tk9HqNMx1btCjVOCNOGwLruo4tG9CnpX7qrIk9ZXtZE1E4Du.\n"
 
 
 def missing(kind: str) -> str:
@@ -55,12 +58,8 @@ class Engine:
     def start(self) -> None:
         (self.root / "runtime").mkdir(parents=True)
         if self.kind == "docker":
-            (self.root / "registry.yml").write_text(
-                f"version: 0.1\nlog: {{level: info}}\nhttp: {{addr: {REGISTRY}}}\n"
-                f"storage: {{filesystem: {{rootdirectory: {self.root}/registry}}}}\n"
-            )
             command = (
-                f"docker-registry serve {self.root}/registry.yml >{self.root}/registry.log 2>&1 & "
+                f"{self._registry('registry', REGISTRY)} & {self._registry('locked', LOCKED)} & "
                 f"exec dockerd -H {self.url} --data-root {self.root}/data --exec-root {self.root}/run "
                 f"--pidfile {self.root}/pid --storage-driver overlay2 --cgroup-parent /{self._cgroup}"
             )
@@ -159,6 +158,18 @@ class Engine:
             "CONTAINERS_REGISTRIES_CONF": f"{self.root}/registries.conf",
             "XDG_RUNTIME_DIR": f"{self.root}/runtime",
         }
+
+    def _registry(self, name: str, address: str) -> str:
+        """The command of a registry; all have the same images."""
+        settings = (
+            f"version: 0.1\nlog: {{level: info}}\nhttp: {{addr: {address}}}\n"
+            f"storage: {{filesystem: {{rootdirectory: {self.root}/registry}}}}\n"
+        )
+        if address == LOCKED:
+            (self.root / "users").write_text(LOCKED_USER)
+            settings += f"auth: {{htpasswd: {{realm: tests, path: {self.root}/users}}}}\n"
+        (self.root / f"{name}.yml").write_text(settings)
+        return f"docker-registry serve {self.root}/{name}.yml >{self.root}/{name}.log 2>&1"
 
     def _configure_podman(self) -> None:
         (self.root / "containers.conf").write_text(

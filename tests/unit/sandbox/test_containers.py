@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("aiodocker")
 
 from gristmill.errors import SandboxError
+from gristmill.sandbox import docker_images
 from gristmill.sandbox.base import Sandbox, SandboxSpec
 from gristmill.sandbox.docker import DockerSandbox, DockerSandboxes
 from gristmill.types import Limits
@@ -126,6 +128,42 @@ async def test_a_registry_that_does_not_answer_is_tried_three_times(
         async with container(provider, "127.0.0.1:5999/x:1"):
             pass
     assert 0.15 <= time.monotonic() - began < 10
+
+
+async def test_a_login_of_docker_is_used_for_its_registry_only(
+    provider: DockerSandboxes, docker_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = docker_engine.publish(FULL, "private:1")
+    name = published.replace(":5000/", ":5001/")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for host in ("127.0.0.1:5999", "127.0.0.1:5001"):
+        login = base64.b64encode(b"user:secret").decode()
+        (tmp_path / ".docker").mkdir(exist_ok=True)
+        (tmp_path / ".docker" / "config.json").write_text(json.dumps({"auths": {host: {"auth": login}}}))
+        workers = DockerSandboxes()
+        if host in name:
+            async with container(workers, name) as box:
+                assert await text(box, "echo up; env | grep -ci secret") == "up\n0"
+        else:
+            with pytest.raises(SandboxError, match=r"no basic auth|unauthorized"):
+                async with container(workers, name):
+                    pass
+        workers.close()
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("python", ("python", "latest")),
+        ("python:3.12", ("python", "3.12")),
+        ("host:5000/a/b", ("host:5000/a/b", "latest")),
+        ("host:5000/a/b:c", ("host:5000/a/b", "c")),
+        ("a/b@sha256:12", ("a/b", "sha256:12")),
+        ("a/b:c@sha256:12", ("a/b:c", "sha256:12")),
+    ],
+)
+def test_names_of_images_are_taken_apart(reference: str, parts: tuple[str, str]) -> None:
+    assert docker_images._parts(reference)[:2] == parts
 
 
 @pytest.mark.parametrize("name", ["", "../containers/x", "a b", "UPPER/x:1", "x:1?y", "-x", "docker://"])
