@@ -27,7 +27,10 @@ take() { # bytes
 }
 
 # A command may have removed them.
-lay_out() { printf %s "$enter" >"$io/enter" && printf '%s\n' "$variables" >"$io/env"; }
+lay_out() {
+    [[ -d $io ]] || mkdir -m 700 -- "$io"
+    printf %s "$enter" >"$io/enter" && printf '%s\n' "$variables" >"$io/env"
+}
 
 # Sets `cwd` and `environment` to what a stateful call left.
 take_over() { # its number
