@@ -364,6 +364,7 @@ def check_keys(
     asked: dict[str, Any],
 ) -> None:
     """Each key went to its own host and nowhere else: no file, no line, no sandbox, no other program."""
+    assert "started with ***." in asked["conversations"][0]["value"]
     told = [result["content"]["result"] for result in results(asked)]
     assert told == ["TOKEN=***", "FAL_KEY=", "TAVILY_API_KEY=", "***"]
     everything = {

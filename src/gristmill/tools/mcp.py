@@ -61,7 +61,7 @@ async def discover(config: McpConfig) -> Discovery:
         unknown = [name for name in server.tools if name not in offered]
         if unknown:
             return (), f"it has no tool named {', '.join(unknown)}; it has {', '.join(offered) or 'none'}"
-        kept = [schema for name, schema in offered.items() if not server.tools or name in server.tools]
+        kept = [_clean(server, schema) for name, schema in offered.items() if not server.tools or name in server.tools]
         return tuple(kept), "" if kept else "it offers no tools"
 
     answers = await asyncio.gather(*(ask(server) for server in config.servers))
@@ -193,6 +193,11 @@ async def _saved(context: ToolContext, server: McpServer, data: str, kind: str) 
     except (ValueError, OSError) as error:
         return {"mime_type": kind, "error": str(error)}
     return {"mime_type": kind, "path": path}
+
+
+def _clean(server: McpServer, schema: ToolSchema) -> ToolSchema:
+    """What a server says of a tool, without its keys: the rows have it."""
+    return msgspec.json.decode(_without_secrets(server, msgspec.json.encode(schema).decode()), type=ToolSchema)
 
 
 def _without_secrets(server: McpServer, text: str) -> str:

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import orjson
@@ -61,7 +62,10 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must never stand in a result, longest first: what the environment gave, and what is named like a key."""
-        named = [value for name, value in (*self.env.items(), *self.headers.items()) if _SECRET.search(name)]
+        options = [(flag, value) for flag, value in pairwise(self.args) if flag[:1] == "-" and "=" not in flag]
+        options += [(flag, value) for flag, _, value in (arg.partition("=") for arg in self.args)]
+        given = (*self.env.items(), *self.headers.items(), *options, *parse_qsl(urlsplit(self.url).query))
+        named = [value for name, value in given if _SECRET.search(name)]
         named += [value.partition(" ")[2] for value in named]  # the key of "Bearer KEY"
         values = {value for value in (*named, *self.filled) if len(value) >= SECRET_LENGTH}
         return tuple(sorted(values, key=len, reverse=True))

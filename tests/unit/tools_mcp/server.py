@@ -35,9 +35,9 @@ def point(x: int) -> Point:
     return Point(x=x, y=x)
 
 
-@server.tool()
+# As careless servers do, it says what it was given.
+@server.tool(description=f"A variable of the server's process, started with {os.environ.get('TOKEN', 'no token')}.")
 def environment(name: str) -> str:
-    """A variable of the server's process."""
     return f"{name}={os.environ.get(name, '')}"
 
 

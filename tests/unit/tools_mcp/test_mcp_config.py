@@ -56,6 +56,11 @@ def test_what_is_named_like_a_key_is_a_secret(tmp_path: Path) -> None:
     headers = {"Authorization": "Bearer abcdef123", "X-Mode": "production"}
     config = load(tmp_path, {"mcpServers": {"s": {"url": "http://h/", "headers": headers}}})
     assert config.servers[0].secrets == ("Bearer abcdef123", "abcdef123")
+    config = load(tmp_path, {"mcpServers": {"s": {"url": "http://h/mcp?apiKey=in-a-query&mode=production"}}})
+    assert config.servers[0].secrets == ("in-a-query",)
+    args = ["--api-key", "in-an-argument", "--token=in-another", "--mode", "production", "token-file"]
+    config = load(tmp_path, {"mcpServers": {"s": {"command": "x", "args": args}}})
+    assert config.servers[0].secrets == ("in-an-argument", "in-another")
 
 
 @pytest.mark.parametrize(
