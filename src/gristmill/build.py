@@ -36,6 +36,7 @@ from gristmill.run.serve import serve
 from gristmill.run.store import Owed, RunStore
 from gristmill.run.worker import Kit
 from gristmill.sandbox.base import SandboxProvider
+from gristmill.sandbox.limits import check_limits
 from gristmill.session.record import Gate, SessionSettings
 from gristmill.session.spec import SessionSpec
 from gristmill.session.summary import RowShape, lost_session
@@ -122,6 +123,8 @@ def _ready(config: RunConfig, offer: Offer) -> RunConfig:
     try:
         if problem := sandbox_class(config).problem(config.sandbox.options):
             missing.append(SetupError(problem))
+        else:
+            check_limits(sandbox_class(config), config.sandbox)
     except SetupError as error:
         missing.append(error)
     mend = "`gristmill doctor` shows what works here."

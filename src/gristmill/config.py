@@ -108,6 +108,7 @@ class SandboxConfig(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=
     image: str = ""  # for rows without one
     cwd: str = ""
     limits: Limits = Limits()
+    pool: int = 0  # started sandboxes that each worker keeps ready
     terminal_timeout: float = 180.0  # seconds of a command that names none
     options: dict[str, str] = {}
 
@@ -176,6 +177,16 @@ class RunConfig(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             if amount is not None and not amount > 0:
                 raise UsageError(f"{flag} must be more than 0, not {amount}.")
+        limits = self.sandbox.limits
+        for flag, number, least in (
+            ("--sandbox_memory", limits.memory_mb, 32),
+            ("--sandbox_disk", limits.disk_mb, 1),
+            ("--sandbox_processes", limits.processes, 8),
+            ("--sandbox_cpus", limits.cpus, 0.01),
+            ("--sandbox_pool", self.sandbox.pool, 1),
+        ):
+            if number and not number >= least:
+                raise UsageError(f"{flag} must be at least {least}, not {number}.")
         check_run_name(self.run_name)
         if self.model.dialect not in DIALECTS:
             raise UsageError(f"Unknown dialect: {self.model.dialect}.", f"Known are {', '.join(DIALECTS)}.")

@@ -37,7 +37,7 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
         raise UsageError(f"Missing {', '.join(missing)}.", "`gristmill run --help` explains every flag.")
     _check_combinations(given)
     top: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {"model": {}, "sandbox": {}}
+    nested: dict[str, dict[str, Any]] = {"model": {}, "sandbox": {}, "sandbox.limits": {}}
     for name, value in given.items():
         part, _, field = BY_NAME[name].field.rpartition(".")
         if field:
@@ -47,10 +47,11 @@ def read_config(given: Mapping[str, Any]) -> RunConfig:
     if given.get("quiet") or given.get("verbose"):
         top["verbosity"] = "quiet" if given.get("quiet") else "verbose"
     sandbox = sandbox_from_environment(kind=nested["sandbox"].get("kind"))
+    limits = msgspec.structs.replace(sandbox.limits, **nested["sandbox.limits"])
     config = RunConfig(
         **top,
         model=ModelConfig(**nested["model"]),
-        sandbox=msgspec.structs.replace(sandbox, **nested["sandbox"]),
+        sandbox=msgspec.structs.replace(sandbox, limits=limits, **nested["sandbox"]),
         tool_settings=tool_settings(),
     )
     config.validate()

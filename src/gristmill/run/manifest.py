@@ -47,6 +47,7 @@ FREE = frozenset(
         "retry",
         "run_name",
         "samples_per_prompt",
+        "sandbox.pool",
         "seed",  # compared with the seed that was drawn, see `changed_settings`
         "verbosity",
     }

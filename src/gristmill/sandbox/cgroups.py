@@ -99,6 +99,8 @@ class Group:
         self._changing = threading.Lock()
         self._gone = False
         self._killed = self._refused = self._throttled = 0
+        self._kills = "memory.events" if self._unified else "memory.oom_control"
+        self._open: dict[str, int] = {}  # descriptors of the files that are read around every command
 
     @property
     def entries(self) -> list[str]:
@@ -118,23 +120,23 @@ class Group:
                 self.create()
                 for entry in self.entries:
                     write(entry, str(pid))
+                for controller, name in (("pids", "pids.current"), ("pids", "pids.events"), ("memory", self._kills)):
+                    if controller in self._paths:
+                        self._open[name] = os.open(self._paths[controller] / name, os.O_RDONLY | os.O_CLOEXEC)
 
     def remove(self) -> None:
         """Remove it, and end what is in it; idempotent."""
         with self._changing:
             self._gone = True
+            while self._open:
+                os.close(self._open.popitem()[1])
             for path in self._places:
                 remove(path)
 
     def crowded(self) -> bool:
         """Whether so many processes run that soon none could be started."""
-        most = self.limits.processes
-        if not most or "pids" not in self._paths:
-            return False
-        try:
-            return int(read(f"{self._paths['pids']}/pids.current")) > most - min(most // 4, 128)
-        except OSError:
-            return False
+        most, now = self.limits.processes, self._text("pids", "pids.current")
+        return bool(most and now) and int(now) > most - min(most // 4, 128)
 
     def end(self, first: int, doomed: Doomed | None = None) -> None:
         """Kill processes, see `end`; wait also for whoever has to take note of their end, for until then they count."""
@@ -144,7 +146,7 @@ class Group:
     def news(self, *, timed_out: bool = False) -> str:
         """Which limits were reached since this was last asked, in sentences; empty if none was."""
         said = []
-        killed = self._count("memory", "memory.events" if self._unified else "memory.oom_control", "oom_kill")
+        killed = self._count("memory", self._kills, "oom_kill")
         if killed > self._killed:
             count = killed - self._killed
             what = f"{count} processes were" if count > 1 else "a process was"
@@ -168,12 +170,14 @@ class Group:
         return own
 
     def _count(self, controller: str, name: str, key: str) -> int:
-        lines = self._text(controller, name).splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith(key + " ")), 0)
+        _, _, after = ("\n" + self._text(controller, name)).partition(f"\n{key} ")
+        return int(after.partition("\n")[0] or 0)
 
     def _text(self, controller: str, name: str) -> str:
         path = self._paths.get(controller)
         try:
+            if name in self._open:
+                return os.pread(self._open[name], 4096, 0).decode()
             return read(f"{path}/{name}") if path else ""
         except OSError:
             return ""

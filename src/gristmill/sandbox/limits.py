@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gristmill.config import SandboxConfig
 from gristmill.errors import SandboxError, SetupError
 from gristmill.sandbox.base import SandboxProvider, SandboxSpec
 from gristmill.sandbox.cgroups import Group, WorkerGroups
@@ -85,17 +86,27 @@ class WorkerLimits:
         self._groups.close()
 
 
-def check_limits(kind: str, provider: SandboxProvider, limits: Limits) -> None:
-    """Raise `SetupError` for limits that a kind of sandbox does not hold on this machine."""
-    asked = {name for name in FLAGS if getattr(limits, name)}
+def check_limits(kind: type[SandboxProvider], config: SandboxConfig) -> None:
+    """Raise `SetupError` for limits that sandboxes of this kind cannot hold to on this machine. Starts nothing."""
+    asked = {name for name in FLAGS if getattr(config.limits, name)}
+    if not asked:
+        return
+    provider = kind(options=config.options)
+    try:
+        _check(provider, config, asked)
+    finally:
+        provider.close()
+
+
+def _check(provider: SandboxProvider, config: SandboxConfig, asked: set[str]) -> None:
     if missing := sorted(FLAGS[name] for name in asked - provider.capabilities.limits):
         raise SetupError(
-            f"--sandbox={kind} cannot hold to {' and '.join(missing)} on this machine.",
+            f"--sandbox={config.kind} cannot hold to {' and '.join(missing)} on this machine.",
             "Leave it out (TERMINAL_CONTAINER_* in the environment counts too), or use --sandbox=docker. local and host"
             " can where they may make cgroups: `systemd-run --user --scope -p Delegate=yes gristmill run …`.",
         )
     try:
-        provider.make(SandboxSpec(session_id="check", run_id="check", limits=limits))
+        provider.make(SandboxSpec(session_id="check", run_id="check", limits=config.limits))
     except SandboxError as error:
         raise SetupError(error.message, error.mend) from error
 

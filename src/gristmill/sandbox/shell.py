@@ -12,7 +12,7 @@ import dataclasses
 import posixpath
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from gristmill.errors import SandboxError
 from gristmill.sandbox.base import Capabilities, Sandbox, SandboxSpec
 from gristmill.sandbox.cgroups import Group
+from gristmill.sandbox.disk import DiskWatch
 from gristmill.sandbox.inside import Inside, prepare
 from gristmill.sandbox.limits import WorkerLimits
 from gristmill.sandbox.reaper import WorkerPlace, remove_tree
@@ -35,7 +36,11 @@ class ShellSandbox(SupervisedSandbox):
         place: where it gets directories of its own on the host. `workspace` in the first one is the one inside; `io`
             in the second one is what it shares with its supervisor.
         limits: what it is held to.
+
+    `on_start` is called when it starts.
     """
+
+    on_start: Callable[[], None] | None = None
 
     def __init__(self, spec: SandboxSpec, place: WorkerPlace, limits: WorkerLimits) -> None:
         super().__init__(spec)
@@ -67,6 +72,8 @@ class ShellSandbox(SupervisedSandbox):
             raise SandboxError("A sandbox starts once.")
         try:
             self._directories = directory, memory = self._place.session()
+            if self.on_start:
+                self.on_start()
             inside = dataclasses.replace(self._inside(directory, memory), bounds=self._bounds, most=self._most)
             self.workspace = inside.workspace
             cwd = self._first_directory(directory / "workspace")
@@ -77,6 +84,17 @@ class ShellSandbox(SupervisedSandbox):
         await running.start(self._argv(directory, memory, inside))
         # Nothing but the supervisor runs by now.
         await running.enter_group(self._first_process(running.pid))
+
+    @property
+    def directory(self) -> Path | None:
+        """What it has on the host's disk; None when it is not running."""
+        return self._directories[0] if self._directories and self._stopping is None else None
+
+    def lose(self, reason: str) -> None:
+        """End it now; whoever uses it gets a `SandboxError` with this reason."""
+        if self._running:
+            self._running.fail(reason)
+        self._stopping = self._stopping or asyncio.ensure_future(self._stop())
 
     async def stop(self) -> None:
         if self._stopping is None:
@@ -128,11 +146,13 @@ class ShellSandboxes(ABC):
         self._limits = WorkerLimits(isolated=self.capabilities.isolated)
         self.capabilities = msgspec.structs.replace(self.capabilities, limits=self._limits.held)
         self._made: weakref.WeakSet[ShellSandbox] = weakref.WeakSet()
+        self._watch = DiskWatch(self._place.path, lambda: self._made)
 
     def make(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox that was not started."""
         sandbox = self._make(spec)
         sandbox.capabilities = self.capabilities
+        sandbox.on_start = self._watch.begin
         self._made.add(sandbox)
         return sandbox
 

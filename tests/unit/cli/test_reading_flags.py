@@ -15,6 +15,7 @@ from gristmill.cli.flags import BY_NAME, FLAGS, Kind
 from gristmill.cli.settings import read_config, read_prefill, warnings
 from gristmill.config import DEFAULT_BASE_URL, KEY_VARIABLES, RunConfig
 from gristmill.errors import SetupError, UsageError
+from gristmill.types import Limits
 
 REQUIRED: dict[str, Any] = {"dataset_file": "p.jsonl", "batch_size": 2, "run_name": "r"}
 
@@ -41,7 +42,8 @@ def test_every_setting_of_a_run_has_a_flag_or_comes_from_the_environment() -> No
             settings |= {f"{name}.{inner}" for inner in part.__struct_fields__}
         else:
             settings.add(name)
-    environment = {f"sandbox.{n}" for n in ("image", "cwd", "limits", "terminal_timeout", "options")}
+    settings = settings - {"sandbox.limits"} | {f"sandbox.limits.{name}" for name in Limits.__struct_fields__}
+    environment = {f"sandbox.{n}" for n in ("image", "cwd", "terminal_timeout", "options")}
     # Several flags, or a file, make these; the last two are for programs, not for the command line.
     made = {"prefill_messages", "verbosity", "tool_settings", "model.request_timeout", "model.max_retries"}
     assert settings - environment - made == {flag.field for flag in FLAGS if flag.field}
@@ -105,7 +107,7 @@ def example(flag_kind: Kind) -> tuple[str, Any]:
     return {
         Kind.TEXT: ("x", "x"),
         Kind.PATH: ("x", "x"),
-        Kind.WHOLE: ("7", 7),
+        Kind.WHOLE: ("64", 64),
         Kind.NUMBER: ("7.5", 7.5),
         Kind.NAMES: ("turn_limit", ("turn_limit",)),
         Kind.SWITCH: ("true", True),
@@ -145,6 +147,11 @@ def test_missing_flags_are_named_together() -> None:
         ({"reasoning_effort": "huge"}, "Unknown reasoning effort: huge"),
         ({"log_prefix_chars": 0}, "--log_prefix_chars"),
         ({"session_timeout": 0.0}, "--session_timeout must be more than 0"),
+        ({"sandbox_memory": 31}, "--sandbox_memory must be at least 32, not 31"),
+        ({"sandbox_disk": -1}, "--sandbox_disk must be at least 1, not -1"),
+        ({"sandbox_processes": 7}, "--sandbox_processes must be at least 8, not 7"),
+        ({"sandbox_cpus": 0.001}, "--sandbox_cpus must be at least 0.01"),
+        ({"sandbox_pool": -1}, "--sandbox_pool must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
@@ -160,6 +167,13 @@ def test_the_sandbox_comes_from_the_flag_then_from_the_environment(monkeypatch: 
     assert read_config(REQUIRED).sandbox.kind == "docker"
     chosen = read_config(REQUIRED | {"sandbox": "modal"}).sandbox
     assert (chosen.kind, chosen.image) == ("modal", "of-modal")
+
+
+def test_limits_of_sandboxes_come_from_flags_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMINAL_CONTAINER_MEMORY", "512")
+    monkeypatch.setenv("TERMINAL_CONTAINER_CPU", "1.5")
+    given = REQUIRED | {"sandbox_memory": 256, "sandbox_disk": 64}
+    assert read_config(given).sandbox.limits == Limits(memory_mb=256, disk_mb=64, cpus=1.5)
 
 
 def test_flags_without_effect_are_told() -> None:
