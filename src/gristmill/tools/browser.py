@@ -196,7 +196,9 @@ async def _evaluate(pages: Pages, expression: str) -> Any:
         text = orjson.dumps(value, default=str)  # makes NaN null
     except TypeError:  # a circular value, say
         text = orjson.dumps(str(value))
-    return orjson.loads(text) if len(text) <= RESULT_LIMIT else text[:RESULT_LIMIT].decode("utf-8", "ignore") + "… (cut)"
+    if len(text) <= RESULT_LIMIT:
+        return orjson.loads(text)
+    return text[:RESULT_LIMIT].decode("utf-8", "ignore") + "… (cut)"
 
 
 async def _vision(pages: Pages, context: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
