@@ -32,6 +32,15 @@ def test_co_05_a_dollar_is_not_passed_by_64_sessions_in_flight(place: Place) -> 
     assert {line["outcome"] for line in place.lines() if "failed" in line} <= {"budget"}
 
 
+def test_co_06_calls_that_grow_dearer_do_not_pass_the_limit_either(place: Place) -> None:
+    """CO-06: each turn costs a cent more than the one before; all sessions are at the same turn at the same time."""
+    place.dataset(*(f"task {n}" for n in range(80)))
+    turns = [call("write_file", {"path": "a", "content": "b"}, cost=0.01 * n, reasoning="r") for n in range(1, 20)]
+    with ScriptedEndpoint(turns, latency=0.02).in_thread() as endpoint:
+        place.run(endpoint.url, "--max_cost=1.00", "--concurrency=64", "--num_workers=2", "--max_turns=30", status=4)
+    assert 0.9 < spent(place) <= 1.0 + 1e-9
+
+
 def test_co_06_tokens_are_counted_after_every_call_over_all_workers(place: Place) -> None:
     """CO-06: each call reports 900 tokens; the limit of 5000 lets five calls through, over all workers."""
     turns = [call("write_file", {"path": "a", "content": "b"}, usage=(800, 100), reasoning="r")] * 5 + [say("done")]

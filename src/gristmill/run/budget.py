@@ -1,8 +1,9 @@
 """The run's budget: every model call reserves what it may cost before it starts, and settles what it did cost after.
 
-The estimate of a call is the dearest one seen so far. Until one call has been settled, calls go one at a time, so that
-no burst of first calls passes the limit unseen. A call that does not fit waits while others are still to be settled,
-for they may turn out cheaper, and is refused once none is.
+The estimate of a call is the dearest one seen so far; of calls side by side, twice that, for conversations grow and so
+do their prices. So fewer and fewer go at once as the limit comes near, in the end one at a time. Until one call has been
+settled, calls go one at a time too, so that no burst of first calls passes the limit unseen. A call that does not fit
+waits while others are still to be settled, for they may turn out cheaper, and is refused once none is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from gristmill.types import Usage
 
 FIRST_PROBE = 5.0  # seconds before an empty account is tried again; doubled up to LAST_PROBE
 LAST_PROBE = 60.0
+GROWTH = 2  # a call may cost so many times as much as the dearest one before it
 
 
 class Budget:
@@ -92,7 +94,7 @@ class Budget:
             return "", False
         if self._call_tokens is None and self._open:
             return "the first call is not settled yet", True
-        calls = self._open + 1
+        calls = GROWTH * (self._open + 1) if self._open else 1
         if self._max_cost is not None and self.cost + calls * (self._call_cost or 0.0) > self._max_cost + 1e-9:
             return f"--max_cost ${self._max_cost:g} is used up (${self.cost:.4f} spent)", self._open > 0
         if self._max_tokens is not None and self.tokens + calls * (self._call_tokens or 0) > self._max_tokens:
