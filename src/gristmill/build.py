@@ -25,6 +25,7 @@ from gristmill.errors import NotReady, SetupError
 from gristmill.model import select
 from gristmill.model.embedded import EmbeddedServer
 from gristmill.model.embedded import problem as embedded_problem
+from gristmill.model.pricing import Prices
 from gristmill.offer import McpServers, Offer, ask_mcp_servers, find_toolsets, known_tools, load_toolset, own_toolsets
 from gristmill.quality.filters import parse_filters
 from gristmill.run import frames
@@ -102,6 +103,10 @@ async def check(config: RunConfig) -> Plan:
             "give --filters=unknown_tool to keep them."
         )
     warnings += [f"Left out: {name} ({reason})" for name, reason in offer.missing.items()]
+    if config.max_cost is not None and not Prices(config.model).always_known():
+        warnings.append(
+            f"No price of {config.model.name} is known: --max_cost counts only what the endpoint itself reports."
+        )
     if bare := sum(bool(task.toolsets) and offer.missing.keys() >= set(task.toolsets or ()) for task in dataset.tasks):
         warnings.append(f"Prompts whose toolsets are all left out, and which run without tools: {bare}.")
     if not config.model.local:

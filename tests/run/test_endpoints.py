@@ -151,11 +151,14 @@ def test_anthropic_is_spoken_to_natively_and_costs_what_the_list_says(place: Pla
 def test_a_dry_run_estimates_where_prices_are_known(place: Place, anywhere: ScriptedEndpoint) -> None:
     pytest.importorskip("genai_prices")
     place.dataset("a", "b")
-    known = place.run("http://api.openai.com/v1", "--model=gpt-5", "--api_key=k", "--dry_run")
-    assert re.search(r"Cost estimate: .*\$0\.\d+", known)
+    known = place.run("http://api.openai.com/v1", "--model=gpt-5", "--api_key=k", "--dry_run", "--max_cost=1")
+    found = re.search(r"Cost estimate: \$([\d.]+) with one call a session, \$([\d.]+) with all of them", known)
+    assert found and float(found[2]) == pytest.approx(10 * float(found[1]))
+    assert float(found[1]) == pytest.approx(2 * (4000 * 1.25 + 400 * 10) / 1e6) and "⚠️" not in known
     # A server of one's own has no list price, whatever its model is called.
-    assert "no price of this model is known" in place.run(anywhere.url, "--model=gpt-5", "--dry_run")
-    place.run(anywhere.url, "--model=gpt-5")
+    unknown = place.run(anywhere.url, "--model=gpt-5", "--dry_run", "--max_cost=1")
+    assert "no price of this model is known" in unknown
+    assert "⚠️  No price of gpt-5 is known: --max_cost counts only what the endpoint itself reports." in unknown
 
 
 # -- what is sent and not written ----------------------------------------------------------------------------------

@@ -97,16 +97,20 @@ def dry_run(config: RunConfig, warned: list[str]) -> int:
     for line in plan_lines(planned):
         lines.write(line)
     lines.write(f"   Toolsets: {', '.join(plan.offered)}")
-    calls = prompts * config.samples_per_prompt * config.max_turns
-    lines.write(f"   Model calls at most: {calls}")
-    lines.write(f"   Cost estimate: {_estimate(config, calls)}")
+    sessions = prompts * config.samples_per_prompt
+    lines.write(f"   Model calls at most: {sessions * config.max_turns}")
+    lines.write(f"   Cost estimate: {_estimate(config, sessions)}")
     lines.write("✅ Everything is there. No prompt was sent and nothing was written.")
     return 0
 
 
-def _estimate(config: RunConfig, calls: int) -> str:
-    cost = Prices(config.model).estimate(calls * _CALL_PROMPT, calls * _CALL_COMPLETION)
-    if cost is None:
+def _estimate(config: RunConfig, sessions: int) -> str:
+    least = Prices(config.model).estimate(sessions * _CALL_PROMPT, sessions * _CALL_COMPLETION)
+    if least is None:
         return "none, for no price of this model is known"
-    rule = f"all these calls, each with {_CALL_PROMPT} prompt and {_CALL_COMPLETION} completion tokens"
-    return f"{money(cost, True)} ({rule}; caching makes it cheaper)" if cost else money(cost, True)
+    if not least:
+        return money(least, True)
+    return (
+        f"{money(least, True)} with one call a session, {money(least * config.max_turns, True)} with all of them "
+        f"(for {_CALL_PROMPT} prompt and {_CALL_COMPLETION} completion tokens a call; caching makes it cheaper)"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from gristmill.config import ModelConfig, is_loopback
+from gristmill.model.hosts import host_of
 from gristmill.types import Usage
 
 
@@ -60,6 +61,10 @@ class Prices:
             self._listed = False
             return None
         return float(price.total_price)
+
+    def always_known(self) -> bool:
+        """True where every call has a cost: a listed model, or an endpoint that reports it (OpenRouter)."""
+        return host_of(self._config).routes or self.estimate(1, 1) is not None
 
     def estimate(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """US dollars that these tokens would cost; None where no price is known."""

@@ -1,9 +1,9 @@
 """The run's budget: every model call reserves what it may cost before it starts, and settles what it did cost after.
 
 The estimate of a call is the dearest one seen so far; of calls side by side, twice that, for conversations grow and so
-do their prices. So fewer and fewer go at once as the limit comes near, in the end one at a time. Until one call has been
-settled, calls go one at a time too, so that no burst of first calls passes the limit unseen. A call that does not fit
-waits while others are still to be settled, for they may turn out cheaper, and is refused once none is.
+do their prices. So fewer and fewer go at once as the limit comes near, in the end one at a time. Until one call has
+been settled, calls go one at a time too, so that no burst of first calls passes the limit unseen. A call that does not
+fit waits while others are still to be settled, for they may turn out cheaper, and is refused once none is.
 """
 
 from __future__ import annotations
