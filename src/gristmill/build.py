@@ -38,6 +38,7 @@ from gristmill.run.store import Owed, RunStore
 from gristmill.run.worker import Kit
 from gristmill.sandbox.base import SandboxProvider
 from gristmill.sandbox.limits import check_limits
+from gristmill.sandbox.pool import PooledSandboxes, pooled
 from gristmill.session.record import Gate, SessionSettings
 from gristmill.session.spec import SessionSpec
 from gristmill.session.summary import RowShape, lost_session
@@ -315,7 +316,7 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
         vision = select.make_model(vision_config, concurrency=begin.slots, workers=begin.workers)
     kit = Kit(
         model=model,
-        sandboxes=sandbox_class(config)(options=config.sandbox.options),
+        sandboxes=pooled(sandbox_class(config)(options=config.sandbox.options), config.sandbox, begin.run_id),
         sandbox=config.sandbox,
         toolsets={name: own.get(name) or load_toolset(name) for name in begin.toolsets},
         settings=SessionSettings(
@@ -334,6 +335,8 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
         vision_name=(vision_config or config.model).name,
         gate=gate,
     )
+    if isinstance(kit.sandboxes, PooledSandboxes):
+        kit.shared_closers.append(kit.sandboxes.drain)
     if vision_config is not None:
         kit.shared_closers.append(vision.close)
     return kit

@@ -70,6 +70,8 @@ def warnings(given: Mapping[str, Any], config: RunConfig) -> list[str]:
             found.append(f"Without effect with the embedded model: {', '.join(idle)}.")
     if config.sandbox.kind == "host" and given.get("sandbox_network"):
         found.append("Without effect with --sandbox=host, which always has the host's network: --sandbox_network.")
+    if config.sandbox.kind in ("local", "host") and config.sandbox.pool:
+        found.append(f"Without effect with --sandbox={config.sandbox.kind}, which starts at once: --sandbox_pool.")
     if config.prefill_messages and config.prefill_messages[-1]["role"] == "assistant":
         version = _CLAUDE.search(config.model.name)
         if version and (int(version[1]), int(version[2] or 0)) >= (4, 6):
