@@ -103,11 +103,11 @@ async def check(config: RunConfig) -> Plan:
             "--reasoning_disabled with the no_reasoning filter will discard every session; "
             "give --filters=unknown_tool to keep them."
         )
-    warnings += [f"Left out: {name} ({reason})" for name, reason in offer.missing.items()]
     if config.max_cost is not None and not Prices(config.model).always_known():
         warnings.append(
             f"No price of {config.model.name} is known: --max_cost counts only what the endpoint itself reports."
         )
+    warnings += [f"Left out: {name} ({reason})" for name, reason in offer.missing.items()]
     if bare := sum(bool(task.toolsets) and offer.missing.keys() >= set(task.toolsets or ()) for task in dataset.tasks):
         warnings.append(f"Prompts whose toolsets are all left out, and which run without tools: {bare}.")
     if not config.model.local:
@@ -134,11 +134,10 @@ def _ready(config: RunConfig, offer: Offer) -> RunConfig:
     except SetupError as error:
         missing.append(error)
     mend = "`gristmill doctor` shows what works here."
-    if offer.missing and not config.skip_unavailable_toolsets:
+    if offer.missing and not (config.skip_unavailable_toolsets and offer.toolsets):
         missing += [SetupError(f"Toolset {name}: {reason}") for name, reason in offer.missing.items()]
-        mend = f"To do without: --skip_unavailable_toolsets, or a --distribution such as terminal_only. {mend}"
-    elif offer.missing and not offer.toolsets:
-        raise SetupError(f"None of the toolsets of {config.distribution} can work here.", mend)
+        if not config.skip_unavailable_toolsets:
+            mend = f"To do without: --skip_unavailable_toolsets, or a --distribution such as terminal_only. {mend}"
     if len(missing) > 1:
         raise NotReady(f"This run cannot start here: {len(missing)} things are missing.", [*map(str, missing)], mend)
     if missing:
