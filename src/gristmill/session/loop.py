@@ -27,6 +27,7 @@ from gristmill.session.record import (
     SessionRecord,
     SessionSettings,
     Tools,
+    Unwritten,
     plausible,
     row_system,
 )
@@ -65,6 +66,7 @@ class Session:
         self._interrupted: Outcome | None = None
         self._limit: asyncio.Timeout | None = None
         self._prepared = False
+        self._unwritten = Unwritten(settings)
         self._seen_ids: set[str] = set()
         self._followups = list(spec.task.followups)
         self._max_tokens = settings.max_tokens
@@ -216,7 +218,13 @@ class Session:
                     deadline=self._deadline(),
                 )
             )
-            reply = msgspec.structs.replace(reply, usage=plausible(reply.usage))
+            reply = msgspec.structs.replace(
+                reply, usage=plausible(reply.usage), attempts=self._unwritten.hide_in(reply.attempts)
+            )
+        except ModelError as error:
+            error.message = self._unwritten.hide(error.message)
+            error.attempts = self._unwritten.hide_in(error.attempts)
+            raise
         finally:
             if self.gate is not None:
                 self.gate.settle(reply.usage if reply is not None else None)

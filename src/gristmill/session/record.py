@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from gristmill.errors import SessionError
-from gristmill.model.base import Reply
+from gristmill.model.base import Attempt, Reply
 from gristmill.session.spec import SessionSpec
 from gristmill.types import ErrorInfo, Message, Outcome, ToolCall, ToolResult, ToolSchema, Usage
 
@@ -83,6 +84,29 @@ class SessionRecord(msgspec.Struct, kw_only=True):
     setup_output: str = ""
     verify_output: str = ""
     detail: str = ""  # a traceback, for what should never happen
+
+
+_UNESCAPED = re.compile(r"[A-Za-z0-9 .,:;!?()_-]{6,}")  # stays as it is however a quote is escaped
+_BEGINNING = 24  # characters by which a quoted text is known again; one of less than 6 is in too many words
+
+
+class Unwritten:
+    """The texts that are sent to the model and written nowhere. An error of the endpoint may quote the request."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._beginnings: list[str] = []
+        for text in (settings.ephemeral_system_prompt, *(str(message.content) for message in settings.prefill)):
+            found = _UNESCAPED.search(text)
+            self._beginnings += [part[:_BEGINNING] for part in (text, found[0] if found else "") if len(part) >= 6]
+
+    def hide(self, text: str) -> str:
+        """The text up to where it quotes one of them."""
+        places = [at for beginning in self._beginnings if (at := text.find(beginning)) >= 0]
+        return f"{text[: min(places)]}[…]" if places else text
+
+    def hide_in(self, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+        """The failed requests, their errors without quotes."""
+        return tuple(msgspec.structs.replace(attempt, error=self.hide(attempt.error)) for attempt in attempts)
 
 
 MOST_TOKENS = 2**40  # of one answer

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gristmill.errors import ErrorKind, ModelError, SandboxError
-from gristmill.model.base import Reply, Request
+from gristmill.model.base import Attempt, Reply, Request
 from gristmill.sandbox.base import Capabilities, ExecResult, Job, Sandbox, SandboxSpec
 from gristmill.session.loop import Session
 from gristmill.session.record import BudgetSpent, SessionRecord, SessionSettings
@@ -358,6 +358,24 @@ async def test_ephemeral_and_prefill_are_sent_and_not_recorded() -> None:
     assert [m.role for m in sent] == ["system", "user", "assistant", "user"]
     assert str(sent[0].content).endswith("for this row\n\nSECRET")
     assert roles(record) == "user assistant"
+
+
+async def test_what_is_never_written_is_not_quoted_by_an_error() -> None:
+    """An endpoint that answers with the request it did not like must not bring the ephemeral prompt into the record."""
+    quote = 'bad request: {"content": "You are an agent.\\n\\nSay \\"yes\\" always.\\nPLAN B"}, {"content": "example"}'
+    attempt = Attempt(error=quote, kind="transient", status=500)
+    refusal = ModelError(quote, ErrorKind.PERMANENT, status=400)
+    refusal.attempts = (attempt,)
+    later = msgspec.structs.replace(echo("a"), attempts=(attempt,))
+    record, _, _ = await play(later, refusal, ephemeral_system_prompt='Say "yes" always.\nPLAN B')
+    assert record.outcome is Outcome.MODEL_ERROR
+    assert record.reason.startswith("bad request: ") and record.reason.endswith("[…]")
+    written = msgspec.json.encode(record)
+    assert b"always" not in written and b"PLAN" not in written
+    refusal = ModelError(quote, ErrorKind.PERMANENT, status=400)
+    prefill = (Message(role="user", content="example"), Message(role="assistant", content="e"))
+    record, _, _ = await play(refusal, prefill=prefill)
+    assert "PLAN" in record.reason and "example" not in record.reason
 
 
 async def test_interrupt_is_recorded_and_plain_cancellation_passes() -> None:
