@@ -65,6 +65,9 @@ TOOL_VARIABLES = (
     "BROWSER_EXECUTABLE",
 )
 
+# Those of them that shape what a session gets to read and are no secret.
+TOOL_CHOICES = ("WEB_PROVIDER", "VISION_MODEL", "IMAGE_MODEL")
+
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all settings."""
@@ -201,7 +204,8 @@ class RunConfig(_Settings, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The settings as plain data without any secret, as `run.json` holds them."""
         data: dict[str, Any] = msgspec.to_builtins(self)
         data["model"].pop("api_key")
-        data.pop("tool_settings")
+        # Keys never, but a run that goes on with other services is another run.
+        data["tool_settings"] = {name: self.tool_settings.get(name, "") for name in TOOL_CHOICES}
         data["sandbox"].pop("options")
         # Sent to the model, never written: only whether they were there is recorded.
         data["ephemeral_system_prompt"] = bool(self.ephemeral_system_prompt)

@@ -271,6 +271,8 @@ def test_the_default_distribution_has_everything(place: Place, corpus: pytest.Mo
         place.run(endpoint.url, *flags)
         (offered,) = {tuple(tool["function"]["name"] for tool in seen.body["tools"]) for seen in endpoint.requests}
         place.run(endpoint.url, *flags, "--resume")
+        corpus.setenv("WEB_PROVIDER", "ddgs")
+        assert "WEB_PROVIDER: corpus → ddgs" in place.run(endpoint.url, *flags, "--resume", status=1)
         assert endpoint.count == 2
     assert offered == tuple(TOOL_TO_TOOLSET_MAP)
     (row,) = place.merged()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gristmill import __version__
-from gristmill.config import RunConfig, is_loopback
+from gristmill.config import TOOL_CHOICES, RunConfig, is_loopback
 from gristmill.errors import StoreError
 from gristmill.run.atomic import write_atomic
 from gristmill.run.layout import Layout
@@ -53,7 +53,8 @@ FREE = frozenset(
     }
 )
 
-_FLAGS = {"model.name": "model", "sandbox.kind": "sandbox"}
+# Settings under the names by which users give them.
+_FLAGS = {"model.name": "model", "sandbox.kind": "sandbox", **{f"tool_settings.{name}": name for name in TOOL_CHOICES}}
 
 
 class Invocation(msgspec.Struct, kw_only=True):
