@@ -28,6 +28,7 @@ STATES = 16  # the states of the shell that are kept inside
 TEXT_BYTES = 1 << 16  # data that is longer or holds a NUL is taken in by a program, not by the shell itself
 BOOT = 'LC_ALL=C IFS= read -rN "$1" script; eval "$script"'
 CLEARED = "The limit on processes left no room to start one, so everything that was left running was ended."
+RENEWALS = (0.05, 0.2, 0.8)  # seconds after each try to start another first program: what killed one may kill the next
 KILLED = 137  # exit code of what ended without saying how
 
 
@@ -320,13 +321,15 @@ class LaneSupervisor:
 
     async def _renew(self) -> None:
         """Put another program in the place of the first one."""
-        lane = Lane(self._token, self._reported, self._ended)
         script = self._script("lane", first="")
-        try:
-            await self._ready(lane, self._argv(script), script)
-        except SandboxError:
-            lane.over = True
-        if lane.over:
+        for pause in RENEWALS:
+            lane = Lane(self._token, self._reported, self._ended)
+            with contextlib.suppress(SandboxError):
+                await self._ready(lane, self._argv(script), script)
+                if not lane.over:
+                    break
+            await asyncio.sleep(pause)
+        else:
             self.fail("The sandbox has ended.")
             return
         self._first = lane
