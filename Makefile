@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 EXTRAS := local,prices,web,vision,browser,mcp,docker
 # What the tests use; pip warns of an extra that does not exist yet, and goes on.
-EXTRAS := dev,local,web,vision,browser,mcp,prices,docker,ssh
+EXTRAS := dev,local,web,vision,browser,mcp,prices,docker,ssh,modal,daytona
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench soak clean bwrap

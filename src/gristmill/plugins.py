@@ -20,6 +20,7 @@ SANDBOXES: Mapping[str, str] = {
     "docker": "gristmill.sandbox.docker:DockerSandboxes",
     "singularity": "gristmill.sandbox.singularity:SingularitySandboxes",
     "ssh": "gristmill.sandbox.ssh:SshSandboxes",
+    "modal": "gristmill.sandbox.modal:ModalSandboxes",
 }
 
 _TABLES: Mapping[str, Mapping[str, str]] = {"sandboxes": SANDBOXES, "toolsets": BUILTIN_TOOLSETS}

@@ -14,6 +14,7 @@ _LEFTOVERS = {
     "containers": "gristmill.sandbox.docker_leftovers:reap",
     "instances": "gristmill.sandbox.singularity_program:reap",
     "remote directories": "gristmill.sandbox.ssh:reap",
+    "sandboxes of Modal": "gristmill.sandbox.modal:reap",
 }
 
 

@@ -14,13 +14,13 @@ import re
 import secrets
 import shlex
 import socket
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import asyncssh
 
 from gristmill.errors import SandboxError
+from gristmill.sandbox.apart import apart
 from gristmill.sandbox.owner import is_dead, is_ours, owner
 from gristmill.sandbox.reaper import MARK
 from gristmill.sandbox.ssh_connection import CONNECT_SECONDS, Refused, SshStream, Target, connect
@@ -32,7 +32,6 @@ PAUSE = 0.5  # seconds before the second one; doubled
 APART_SECONDS = 60.0  # for what is done on a connection of its own
 _FULL = (asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, asyncssh.OPEN_CONNECT_FAILED, asyncssh.OPEN_RESOURCE_SHORTAGE)
 
-T = TypeVar("T")
 OnLoss = Callable[[str], object]
 
 
@@ -174,7 +173,7 @@ class Host:
             finally:
                 connection.close()
 
-        apart(work)
+        apart(lambda: asyncio.run(work()), APART_SECONDS)
 
     def close(self) -> None:
         """Cut all connections; the host's ends remove what there is."""
@@ -207,7 +206,7 @@ def check(options: Mapping[str, str]) -> None:
     async def work() -> None:
         (await Connection.open(Target.of(options), "")).close()
 
-    apart(work)
+    apart(lambda: asyncio.run(work()), APART_SECONDS)
 
 
 def reap(options: Mapping[str, str]) -> int:
@@ -220,28 +219,7 @@ def reap(options: Mapping[str, str]) -> int:
         finally:
             connection.close()
 
-    return apart(work)
-
-
-def apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run this on an event loop of its own, whatever the caller's is doing."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(asyncio.run(work()))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(APART_SECONDS)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise SandboxError(f"The host did not answer within {APART_SECONDS:g} s.")
-    return results[0]
+    return apart(lambda: asyncio.run(work()), APART_SECONDS)
 
 
 def _give_up(opening: asyncio.Future[Any], stream: SshStream) -> None:
