@@ -8,9 +8,10 @@ from gristmill import plugins
 from gristmill.cli.console import Lines
 from gristmill.errors import GristmillError
 
-# What each kind of sandbox may leave, and what removes it, if its worker is no more.
+# What may be left of a worker that is no more, and what removes it.
 _LEFTOVERS = {
     "directories": "gristmill.sandbox.reaper:reap",
+    "browsers": "gristmill.tools.browsing.chromium:sweep",
     "containers": "gristmill.sandbox.docker_leftovers:reap",
     "instances": "gristmill.sandbox.singularity_program:reap",
     "remote directories": "gristmill.sandbox.ssh:reap",
