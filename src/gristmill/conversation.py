@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from gristmill.prompt import IMAGE_MARK
 from gristmill.types import Message, ToolCall, ToolSchema
 
 _TAG = r"(\\*/?(?:think|tool_call|tool_response|tools)>)"
@@ -148,10 +149,10 @@ def parse_tool(value: str) -> list[dict[str, Any]]:
 
 
 def plain_text(content: str | list[dict[str, Any]]) -> str:
-    """The text of a message; pictures and other parts become a marker such as `[image_url]`."""
+    """The text of a message; a picture becomes the mark that the task's own text has for it."""
     if isinstance(content, str):
         return content
-    return "\n".join(str(p.get("text", "")) if p.get("type") == "text" else f"[{p.get('type')}]" for p in content)
+    return "\n".join(str(p.get("text", "")) if p.get("type") == "text" else IMAGE_MARK for p in content)
 
 
 def _turn(speaker: str, value: str, calls: list[dict[str, str]] | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.conversation import gpt_turn, mark_tags, parse_gpt, parse_tool, to_conversation, tool_turn, unmark_tags
+from gristmill.prompt import read_prompt
 from gristmill.types import Message, ToolCall, ToolSchema
 
 TAGS = [
@@ -99,3 +100,10 @@ def test_mr_05_refused_arguments_stay_as_the_model_sent_them() -> None:
     raw = '{"command": "rm -r build" "cwd": '
     message = Message(role="assistant", tool_calls=(ToolCall(id="1", name="terminal", arguments=raw),))
     assert parse_gpt(gpt_turn(message)).tool_calls[0].arguments == raw
+
+
+def test_the_human_turn_is_the_text_that_the_task_has() -> None:
+    """A prompt of content parts reads the same in the trajectory, in tombstones and when a resume looks for it."""
+    parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    text, history = read_prompt(parts)
+    assert to_conversation(history, (), "")[1]["value"] == text == "What is it?\n[image]"
