@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-RESERVE = 4 << 30  # bytes that are to stay free, or a tenth of a small disk
-SHARE = 4  # who holds less than this part of the reserve is not to blame
+RESERVE = 4 << 30  # bytes that are to stay free; on a small disk a tenth of it
+BLAME = 1 << 30  # bytes; who holds less is not to blame
 INODE = 16 << 10  # bytes that a file counts beside its content: about what a file system has for each
 LOOK_SECONDS = 1.0
 AGAIN_SECONDS = 15.0  # after nobody was found to blame, because looking is work
@@ -36,10 +36,13 @@ class Tenant(Protocol):
 class DiskWatch:
     """Looks as long as a sandbox runs. `tenants` gives all of the worker's; `path` is where their directories lie."""
 
-    def __init__(self, path: Path, tenants: Callable[[], Iterable[Tenant]], reserve: int = RESERVE) -> None:
+    def __init__(
+        self, path: Path, tenants: Callable[[], Iterable[Tenant]], *, reserve: int = 0, blame: int = BLAME
+    ) -> None:
         self._path = path
         self._tenants = tenants
         self._reserve = reserve
+        self._blame = blame
         self._looking: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -58,15 +61,17 @@ class DiskWatch:
         """Bytes by which the free space falls short; a disk without free inodes is full too."""
         with contextlib.suppress(OSError):
             found = os.statvfs(self._path)
-            free = min(found.f_bavail * found.f_frsize, found.f_favail * INODE if found.f_files else RESERVE)
-            return min(self._reserve, found.f_blocks * found.f_frsize // 10) - free
+            free = found.f_bavail * found.f_frsize
+            if found.f_files:
+                free = min(free, found.f_favail * INODE)
+            return (self._reserve or min(RESERVE, found.f_blocks * found.f_frsize // 10)) - free
         return 0
 
     async def _relieve(self, tenants: dict[Tenant, Path]) -> bool:
         """End the largest, if there is one to blame."""
         sizes = {tenant: await asyncio.to_thread(size, path) for tenant, path in tenants.items()}
         largest = max(sizes, key=lambda tenant: sizes[tenant])
-        if sizes[largest] < self._reserve // SHARE:
+        if sizes[largest] < self._blame:
             return False
         largest.lose(
             f"The disk is nearly full, and of all sessions this one held most, {sizes[largest] >> 20} MiB. "
