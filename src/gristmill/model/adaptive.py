@@ -18,7 +18,7 @@ from gristmill.errors import ErrorKind, ModelError
 from gristmill.model.base import Load
 from gristmill.model.retry import Ticket
 
-FIRST = 8  # requests at once at the beginning, over all workers
+FIRST = 16  # requests at once at the beginning, over all workers
 STEP_ANSWERS = 100  # answers before a step up,
 FEW_ROUNDS = 30  # or fewer, so many for each place, where there are few places,
 FAIR_ROUNDS = 2.5  # or more, so many for each place and worker

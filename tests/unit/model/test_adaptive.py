@@ -111,7 +111,7 @@ async def test_after_a_collapse_it_opens_fast_to_half() -> None:
 
 
 async def test_workers_share_the_beginning() -> None:
-    assert [Limiter(16, peers=n).load.limit for n in (1, 4, 100)] == [FIRST, 2, 1]
+    assert [Limiter(16, peers=n).load.limit for n in (1, 4, 100)] == [FIRST, FIRST // 4, 1]
 
 
 async def test_other_errors_do_not_close_it() -> None:
