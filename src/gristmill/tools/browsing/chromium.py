@@ -73,7 +73,10 @@ import os, socket, sys
 door, command = sys.argv[1], sys.argv[2:]
 if door:
     with socket.create_server(("0.0.0.0", 0), backlog=512) as listener, socket.socket(socket.AF_UNIX) as out:
-        out.connect(door)
+        here = os.getcwd()
+        os.chdir(os.path.dirname(door))  # a socket's path has 107 bytes at most, a directory's has not
+        out.connect(os.path.basename(door))
+        os.chdir(here)
         socket.send_fds(out, [b"!"], [listener.fileno()])
 elif sys.platform == "linux":
     import ctypes
@@ -197,7 +200,12 @@ async def launch(playwright: Playwright, executable: str, lair: Lair, way: Confi
     script.write_text(f"""#!/bin/sh\nprintf '%s\\n' "$@" >{note}\nexec {shlex.join(command)} "$@"\n""")
     script.chmod(0o700)
     with socket.socket(socket.AF_UNIX) as hatch:
-        hatch.bind(str(door))
+        # By a descriptor: a socket's path has 107 bytes at most, that of a temporary directory may have more.
+        folder = os.open(lair.inside, os.O_PATH | os.O_DIRECTORY)
+        try:
+            hatch.bind(f"/proc/self/fd/{folder}/{door.name}")
+        finally:
+            os.close(folder)
         hatch.listen(1)
         hatch.setblocking(False)
         browser = await playwright.chromium.launch(
