@@ -160,7 +160,10 @@ async def test_stopping_during_a_fork_bomb(provider: Provider) -> None:
 async def test_cpu_time(provider: Provider) -> None:
     needs(provider, "cpus")
     async with started(provider, limits=Limits(cpus=0.2)) as box:
-        spin = "from time import *; end = monotonic() + 1\nwhile monotonic() < end: pass\nprint(process_time())"
+        spin = (
+            "from time import *; used, end = process_time(), monotonic() + 1\n"
+            "while monotonic() < end: pass\nprint(process_time() - used)"
+        )
         assert float(await text(box, f"python3 -c '{spin}'")) < 0.5
         result = await box.exec("while :; do :; done", timeout=0.5)
         assert result.timed_out and result.note == "The limit of 0.2 CPUs slowed it down."

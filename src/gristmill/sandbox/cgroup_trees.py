@@ -56,9 +56,8 @@ class Tree:
 
     def enable(self, path: Path) -> None:
         """Let the children of a group be bounded. Raises `OSError`."""
-        if self.unified:
-            for name in sorted(self.controllers):
-                write(f"{path}/cgroup.subtree_control", f"+{name}")
+        if self.unified:  # all at once: cpu alone would be given to a group with processes, and be in the way then
+            write(f"{path}/cgroup.subtree_control", " ".join(f"+{name}" for name in self.controllers))
 
     def bound(self, path: Path, limits: Limits) -> None:
         """Set the limits of a group, as far as this tree has them. Raises `OSError`."""
@@ -79,8 +78,7 @@ class Tree:
         with contextlib.suppress(OSError):
             self.all.rmdir()
             if self.unified and self._beside.is_dir():
-                for name in sorted(self.controllers):
-                    write(f"{self.top}/cgroup.subtree_control", f"-{name}")
+                write(f"{self.top}/cgroup.subtree_control", " ".join(f"-{name}" for name in self.controllers))
                 _move(self._beside, self.top)
                 self._beside.rmdir()
 
@@ -159,31 +157,29 @@ def _candidates(own: dict[str, str]) -> Iterator[Tree]:
         before, _, after = line.partition(" - ")
         root, place = before.split(" ")[3:5]
         kind, _, options = after.split(" ", 2)
-        mount = Path(place)
-        if kind == "cgroup2" and "" in own:
-            tree = _unified(mount, _shown(mount, root, own[""]))
+        if kind == "cgroup2":
+            names: str | None = ""
         elif kind == "cgroup":
-            names = next((n for n in own if n and set(n.split(",")) <= set(options.split(","))), "")
-            tree = _single(mount, _shown(mount, root, own[names]), names) if names else None
+            names = next((n for n in own if n and set(n.split(",")) <= set(options.split(","))), None)
         else:
             continue
+        # A mount may show a part of its hierarchy only, and what is outside of our namespace has ".." in its path.
+        if names is None or names not in own or not Path(own[names]).is_relative_to(root) or ".." in root + own[names]:
+            continue
+        mount = Path(place)
+        group = mount / Path(own[names]).relative_to(root)
+        tree = _single(mount, group, names) if names else _unified(mount, group)
         if tree and tree.controllers:
             yield tree
 
 
-def _shown(mount: Path, root: str, path: str) -> Path:
-    """Where a mount, which may show a part of its hierarchy only, has a group. It need not exist."""
-    within = Path(path)
-    return mount / (within.relative_to(root) if within.is_relative_to(root) else within.relative_to("/"))
-
-
 def _single(mount: Path, own: Path, names: str) -> Tree | None:
-    usable = ".." not in own.parts and os.access(own, os.W_OK)
+    usable = os.access(own, os.W_OK)
     return Tree(mount, own, own, CONTROLLERS & set(names.split(",")), unified=False) if usable else None
 
 
 def _unified(mount: Path, own: Path) -> Tree | None:
-    if ".." in own.parts or not own.is_dir():
+    if not own.is_dir():
         return None
     for path in own.parents:
         if path.is_relative_to(mount) and _enabled(path) >= NEEDED and _is_ours(path):

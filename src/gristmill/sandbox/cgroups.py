@@ -27,6 +27,7 @@ from gristmill.sandbox.reaper import claim, dead
 from gristmill.types import Limits
 
 Doomed = Callable[[list[bytes]], bool]  # whether a process is, by the variables that it was started with
+PAUSES = (0.01, 0.02, 0.05, 0)  # seconds between tries to make groups
 SHARE = 0.75  # of what there is, for all sandboxes together
 END_SECONDS = 2.0  # for what was killed to be gone
 
@@ -43,12 +44,12 @@ class WorkerGroups:
         found = trees()
         self.allowance = allowance(found)
         _reap(found)
-        total = Limits(memory_mb=int(self.allowance.memory_mb * SHARE), processes=int(self.allowance.processes * SHARE))
-        for tree in found:
-            with contextlib.suppress(OSError):
-                self._claim(tree, total)
-        if self._held and not self._works():
-            self.close()
+        for pause in PAUSES:
+            self._claim(trees())
+            if not found or self._works():
+                break
+            self.close()  # another worker, the last one for the moment, may just have undone what is for all
+            time.sleep(pause)
         self.controllers = frozenset[str]().union(*(tree.controllers for tree, _ in self._held.values()))
 
     def make(self, limits: Limits) -> Group:
@@ -64,19 +65,19 @@ class WorkerGroups:
             os.close(lock)
             tree.leave()
 
-    def _claim(self, tree: Tree, total: Limits) -> None:
-        for last in (False, False, True):
-            try:
+    def _claim(self, found: list[Tree]) -> None:
+        there = self.allowance
+        total = Limits(memory_mb=int(there.memory_mb * SHARE), processes=int(there.processes * SHARE))
+        for tree in found:
+            with contextlib.suppress(OSError):
                 path, lock = claim(tree.open(total))
                 self._held[path] = tree, lock
                 tree.enable(path)
-                return
-            except FileNotFoundError:  # another worker, the last one, left in this very moment
-                if last:
-                    raise
 
     def _works(self) -> bool:
         """Whether a process can really be put into one."""
+        if not self._held:
+            return False
         group = self.make(Limits())
         try:
             group.create()

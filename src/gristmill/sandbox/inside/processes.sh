@@ -16,7 +16,7 @@ belongs() { # pid mark group
 # there are many, a first process stops all of them before: those that fork without end keep us from looking at them.
 kill_all() { # mark group
     local found=1 round=0 pid all=(/proc/[0-9]*) many=''
-    [[ $$ == 1 && ${#all[@]} -gt 64 ]] && many=1 && kill -STOP -1
+    [[ $$ == 1 && ${#all[@]} -gt 16 ]] && many=1 && kill -STOP -1
     while ((found && round++ < 100)); do
         found=0
         for pid in /proc/[0-9]*; do
