@@ -81,9 +81,11 @@ async def test_a_page_that_crashes_is_told_once_more(session: Session, site: Sit
 
 @pytest.mark.parametrize("victim", ["chromium", "driver"])
 async def test_after_a_crash_of_the_browser_sessions_go_on_with_a_new_one(
-    session: Session, site: Site, worker: Worker, victim: str
+    session: Session, site: Site, worker: Worker, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path.name for path in Path(tempfile.gettempdir()).glob("*")}
+    # A temporary directory of its own, since other tests use the system's at the same time.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     other = await worker.session(allow_private_urls=True)
     for each in (session, other):
         await each.ok("navigate", url=site.url("/third"))
@@ -99,7 +101,7 @@ async def test_after_a_crash_of_the_browser_sessions_go_on_with_a_new_one(
     await worker.end_sessions()
     await session.context.shared["browser"].close()
     session.context.shared.clear()
-    assert not {path.name for path in Path(tempfile.gettempdir()).glob("*") if path.name.startswith(OURS)} - before
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(OURS)]
 
 
 @pytest.mark.parametrize("victim", ["--remote-debugging-pipe", "run-driver"])
@@ -146,8 +148,11 @@ async def test_nothing_is_left_of_a_session_that_is_cancelled(
 
 
 @pytest.mark.parametrize("bubblewrap", WAYS)
-async def test_a_closed_host_leaves_nothing(site: Site, bubblewrap: bool) -> None:
-    before = set(Path(tempfile.gettempdir()).iterdir())
+async def test_a_closed_host_leaves_nothing(
+    site: Site, bubblewrap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = set(psutil.Process().children(recursive=True))
     worker = Worker()
     worker.shared["browser"] = host = BrowserHost(
@@ -160,8 +165,7 @@ async def test_a_closed_host_leaves_nothing(site: Site, bubblewrap: bool) -> Non
     assert set(family("chrom")) - others
     await worker.end()
     assert set(psutil.Process().children(recursive=True)) <= others
-    left = {path.name for path in set(Path(tempfile.gettempdir()).iterdir()) - before}
-    assert not [name for name in left if name.startswith((chromium.PREFIX, "playwright"))]
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(OURS)]
     with pytest.raises(PageError, match="ending"):
         await host.open(session.context.state["browser"].outlet)
 
