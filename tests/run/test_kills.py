@@ -20,11 +20,11 @@ PROMPTS = 24
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process."""
+    """Direct children of a process; none where it has ended."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in task.read_text().split()]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
