@@ -231,24 +231,43 @@ def test_whose_fault_it_is_that_the_time_was_over(place: Place) -> None:
     assert place.statistics()["reconcile"]["failed"] == 2
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["in process", "workers"])
-async def test_the_adaptive_limit_and_the_refusals_reach_the_progress(place: Place, in_process: bool) -> None:
-    """An endpoint that takes two at once: what it takes and how often it refused is told, and no session is lost."""
+def taking_two_at_once(turn: Callable[[dict[str, Any]], Turn]) -> Callable[[dict[str, Any], Mapping[str, str]], Turn]:
+    """A script of an endpoint that answers 429 where two requests are under way."""
     live = 0
+
+    def done() -> None:
+        nonlocal live
+        live -= 1
 
     def script(request: dict[str, Any], headers: Mapping[str, str]) -> Turn:
         nonlocal live
         if live >= 2:
             return fail(429, "busy", headers={"Retry-After": "0.2"})
         live += 1
+        said = turn(request)
+        asyncio.get_running_loop().call_later(said.latency, done)
+        return said
 
-        def done() -> None:
-            nonlocal live
-            live -= 1
+    return script
 
-        asyncio.get_running_loop().call_later(0.3, done)
-        return say("done", reasoning="r", latency=0.3)
 
+def test_the_sessions_of_a_slow_endpoint_do_not_all_crawl_to_their_time_out(place: Place) -> None:
+    """Side by side, each would need 7 seconds; one after another, most need far less than their 5."""
+
+    def turn(request: dict[str, Any]) -> Turn:
+        told = sum(message["role"] == "assistant" for message in request["messages"])
+        step = call("write_file", {"path": "a", "content": "b"}, reasoning="r", latency=0.2)
+        return step if told < 2 else say("done", latency=0.2)
+
+    place.dataset(*(f"task {n}" for n in range(24)))
+    with ScriptedEndpoint(taking_two_at_once(turn)).in_thread() as endpoint:
+        place.run(endpoint.url, "--concurrency=24", "--num_workers=1", "--session_timeout=5", status=None)
+    assert place.statistics()["outcomes"]["completed"] >= 6
+
+
+@pytest.mark.parametrize("in_process", [True, False], ids=["in process", "workers"])
+async def test_the_adaptive_limit_and_the_refusals_reach_the_progress(place: Place, in_process: bool) -> None:
+    """An endpoint that takes two at once: what it takes and how often it refused is told, and no session is lost."""
     place.dataset(*(f"task {n}" for n in range(30)))
     told: list[events.Progress] = []
 
@@ -256,6 +275,7 @@ async def test_the_adaptive_limit_and_the_refusals_reach_the_progress(place: Pla
         if isinstance(event, events.Progress):
             told.append(event)
 
+    script = taking_two_at_once(lambda request: say("done", reasoning="r", latency=0.3))
     async with ScriptedEndpoint(script) as endpoint:
         config = RunConfig(
             dataset_file=str(place.root / "prompts.jsonl"),

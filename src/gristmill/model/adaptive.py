@@ -11,8 +11,9 @@ seconds, or as long as the endpoint's `Retry-After` asks.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import time
-from collections import deque
 
 from gristmill.errors import ErrorKind, ModelError
 from gristmill.model.base import Load
@@ -29,7 +30,7 @@ REFUSALS = frozenset({429, 503, 529})  # statuses that mean "too much at once"
 
 
 class Limiter:
-    """Admits requests of one worker, first come first served.
+    """Admits requests of one worker, those of older sessions first, so that sessions end and do not all crawl along.
 
     `share` is the most that it can have in flight; `peers` is how many workers ask the endpoint.
     """
@@ -43,7 +44,9 @@ class Limiter:
         self._answers = 0  # since the last step up or down
         self._opened = True  # since the last burst of refusals
         self._in_flight = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._queue: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._entered = itertools.count()
+        self._waiting = 0
         self._generation = 0  # counts bursts of refusals
         self._barren = 0  # bursts without an answer between them
         self._quiet_until = 0.0
@@ -57,25 +60,26 @@ class Limiter:
         return Load(
             limit=int(self._limit),
             in_flight=self._in_flight,
-            waiting=len(self._waiters),
+            waiting=self._waiting,
             calls=self._calls,
             refused=self._refused,
         )
 
-    async def enter(self) -> Ticket:
-        """Wait for a place; returns a ticket for `leave`."""
-        if self._waiters or not self._free():
+    async def enter(self, deadline: float | None = None) -> Ticket:
+        """Wait for a place; returns a ticket for `leave`. The first deadline goes first, and None before all."""
+        if self._waiting or not self._free():
             place = asyncio.get_running_loop().create_future()
-            self._waiters.append(place)
+            heapq.heappush(self._queue, (deadline or 0.0, next(self._entered), place))
+            self._waiting += 1
             self._admit()
             try:
                 await place
             except asyncio.CancelledError:
-                if place.done() and not place.cancelled():  # it was given the place in the same moment
+                if place.cancelled():
+                    self._waiting -= 1
+                else:  # it was given the place in the same moment
                     self._in_flight -= 1
-                    self._admit()
-                elif place in self._waiters:
-                    self._waiters.remove(place)
+                self._admit()
                 raise
         else:
             self._in_flight += 1
@@ -135,13 +139,14 @@ class Limiter:
         return self._in_flight < int(self._limit) and time.monotonic() >= self._quiet_until
 
     def _admit(self) -> None:
-        while self._waiters and self._free():
-            place = self._waiters.popleft()
+        while self._queue and self._free():
+            place = heapq.heappop(self._queue)[2]
             if not place.done():
+                self._waiting -= 1
                 self._in_flight += 1
                 place.set_result(None)
         quiet = self._quiet_until - time.monotonic()
-        if self._waiters and quiet > 0 and self._timer is None:
+        if self._queue and quiet > 0 and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(quiet, self._wake)
 
     def _wake(self) -> None:

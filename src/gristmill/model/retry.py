@@ -26,8 +26,8 @@ class Ticket(NamedTuple):
 class Gate(Protocol):
     """Admits requests; see `adaptive.Limiter`."""
 
-    async def enter(self) -> Ticket:
-        """Wait for a place; returns a ticket for `leave`."""
+    async def enter(self, deadline: float | None = None) -> Ticket:
+        """Wait for a place; returns a ticket for `leave`. The first deadline goes first, and None before all."""
         ...
 
     def leave(self, ticket: Ticket, error: ModelError | None = None, *, answered: bool = True) -> None:
@@ -91,7 +91,7 @@ async def with_retries(
         answered = True
         try:
             if gate:
-                ticket = await gate.enter()
+                ticket = await gate.enter(deadline)
                 begun = time.monotonic()
             return await ask(), tuple(attempts)
         except asyncio.CancelledError:

@@ -6,8 +6,10 @@ The same code runs in a worker process, in the runner's own process and in a tes
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from gristmill.tools.base import AskModel, Tool, ToolContext, Toolset
 from gristmill.tools.toolbox import Toolbox
 from gristmill.types import ErrorInfo, Message, Outcome, Usage
 
+LOOK_SECONDS = 0.02  # between two looks whether the endpoint has room for more sessions
 CLOSE_SECONDS = 20.0  # the longest that a session's tools may take to close; its sandbox has a bound of its own
 REASON_LIMIT = 1000  # characters of an unforeseen error that its row shows
 
@@ -64,6 +67,13 @@ class Kit:
         """How many requests the endpoint takes from this worker at present (0: not known), and how many it refused."""
         load = self.model.load
         return (load.limit, load.refused) if load is not None else (0, 0)
+
+    def room(self) -> int:
+        """How many sessions may begin now: none while as many requests wait for the endpoint as it takes at once."""
+        load = self.model.load
+        if load is None:
+            return sys.maxsize
+        return load.limit if load.waiting < load.limit else 0
 
     async def close(self) -> None:
         """Give back what the worker holds, all of it whatever goes wrong."""
@@ -220,26 +230,40 @@ class OneAnswer:
 class WorkerLoop:
     """Runs leased sessions side by side and hands each result to `give`.
 
-    Used by the worker process and by the executor of the runner's own process.
+    A session begins only when the endpoint has room for its requests: waiting inside, it would use up its time, and all
+    sessions of a slow endpoint would end half-done. Used by the worker process and by the executor of the runner's own.
     """
 
     def __init__(self, kit: Kit, give: Callable[[int, Finished | None], None]) -> None:
         self._kit = kit
         self._give = give
+        self._leased: deque[tuple[int, SessionSpec]] = deque()
         self._running: dict[int, tuple[Running, asyncio.Task[None]]] = {}
+        self._beginning: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def in_flight(self) -> int:
-        """Sessions running now."""
-        return len(self._running)
+        """Sessions that run, or are to run."""
+        return len(self._running) + len(self._leased)
 
     def start(self, lease: int, spec: SessionSpec) -> None:
-        """Begin a session; its result is given under this lease number, None where nothing of it could be kept."""
-        running = Running(spec, self._kit)
+        """Run a session; its result is given under this lease number, None where nothing of it could be kept."""
         self._idle.clear()
-        self._running[lease] = (running, asyncio.create_task(self._run(lease, running)))
+        self._leased.append((lease, spec))
+        if self._beginning is None:
+            self._beginning = asyncio.create_task(self._begin())
+
+    async def _begin(self) -> None:
+        """Begin what is leased, at each look no more than there is room for."""
+        while self._leased:
+            for _ in range(min(len(self._leased), self._kit.room())):
+                lease, spec = self._leased.popleft()
+                running = Running(spec, self._kit)
+                self._running[lease] = (running, asyncio.create_task(self._run(lease, running)))
+            await asyncio.sleep(LOOK_SECONDS if self._leased else 0)
+        self._beginning = None
 
     async def _run(self, lease: int, running: Running) -> None:
         finished: Finished | None = None
@@ -247,12 +271,17 @@ class WorkerLoop:
             finished = await running.work()
         finally:
             del self._running[lease]
-            if not self._running:
-                self._idle.set()
-            self._give(lease, finished)
+            self._given(lease, finished)
+
+    def _given(self, lease: int, finished: Finished | None) -> None:
+        if not self.in_flight:
+            self._idle.set()
+        self._give(lease, finished)
 
     def stop(self, outcome: Outcome) -> None:
-        """End every session now, recorded with this outcome."""
+        """End every session now, recorded with this outcome; of those that have not begun there is nothing to keep."""
+        while self._leased:
+            self._given(self._leased.popleft()[0], None)
         for running, _ in list(self._running.values()):
             running.stop(outcome)
 
@@ -262,6 +291,7 @@ class WorkerLoop:
 
     async def abandon(self) -> None:
         """Cancel every session without keeping anything, and wait until their sandboxes are gone."""
+        self._leased.clear()
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()

@@ -43,6 +43,25 @@ async def test_it_admits_up_to_its_limit_and_then_in_order() -> None:
     assert (limiter.load.in_flight, limiter.load.waiting, limiter.load.calls) == (0, 0, 7)
 
 
+async def test_older_sessions_go_first() -> None:
+    limiter = Limiter(1)
+    ticket = await limiter.enter()
+    order: list[float | None] = []
+
+    async def wait(deadline: float | None) -> None:
+        limiter.leave(await limiter.enter(deadline))
+        order.append(deadline)
+
+    tasks = [asyncio.create_task(wait(deadline)) for deadline in (30.0, 10.0, 40.0, 20.0, None)]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await asyncio.gather(tasks[2], return_exceptions=True)
+    assert limiter.load.waiting == 4
+    limiter.leave(ticket)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == [None, 10.0, 20.0, 30.0] and limiter.load.waiting == 0
+
+
 async def test_answers_open_it_up_to_its_share() -> None:
     limiter = Limiter(20)
     assert limiter.load.limit == FIRST

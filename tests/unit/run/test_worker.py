@@ -13,7 +13,7 @@ import zstandard
 
 from gristmill.config import SandboxConfig
 from gristmill.errors import SandboxError
-from gristmill.model.base import Reply, Request
+from gristmill.model.base import Load, Reply, Request
 from gristmill.quality.base import ActiveFilter, Filter
 from gristmill.run.worker import Kit, Running, WorkerLoop
 from gristmill.sandbox.base import SandboxSpec
@@ -28,6 +28,8 @@ from gristmill.types import Message, Outcome, ToolCall, ToolSchema, Usage
 
 class Model:
     """Calls the tool `do` once, then says that it is done."""
+
+    load: Load | None = None
 
     def __init__(self, reply: Callable[[Reply], Reply] = lambda reply: reply) -> None:
         self._reply = reply
@@ -176,6 +178,29 @@ async def test_stopped_before_it_began_nothing_is_kept_and_later_what_there_is()
     await asyncio.wait_for(running.idle(), 10)
     assert given[0] is None
     assert given[1] is not None and given[1].outcome == "interrupted" and given[1].prompt_tokens == 10
+
+
+async def test_no_session_begins_while_requests_wait_for_the_endpoint() -> None:
+    given: list[int] = []
+    model = Model()
+    model.load = Load(limit=2, in_flight=2, waiting=2, calls=0, refused=0)
+    running = WorkerLoop(kit(model=model), lambda lease, finished: given.append(lease if finished else -lease))
+    for lease in range(1, 6):
+        running.start(lease, SPEC)
+    await asyncio.sleep(0.1)
+    assert (given, running.in_flight) == ([], 5)
+    model.load = msgspec.structs.replace(model.load, waiting=0)
+    while len(given) < 3:
+        await asyncio.sleep(0.001)
+    model.load = msgspec.structs.replace(model.load, waiting=2)
+    await asyncio.sleep(0.1)
+    assert sorted(given) == [1, 2, 3, 4] and running.in_flight == 1
+    running.stop(Outcome.INTERRUPTED)
+    await asyncio.wait_for(running.idle(), 10)
+    assert given[-1] == -5  # there is nothing of it to keep
+    running.start(6, SPEC)
+    await running.abandon()
+    assert running.in_flight == 0
 
 
 async def test_closing_goes_on_after_a_closer_that_fails() -> None:
