@@ -180,7 +180,8 @@ class LaneSupervisor:
         self._waiting.append(waiting)
         if self._lanes:
             await asyncio.wait((waiting,), timeout=BUSY_SECONDS)
-        if not waiting.done() and len(self._lanes) + self._opening < MOST_LANES:
+        # Without a first one there will be another soon.
+        if not waiting.done() and self._first and len(self._lanes) + self._opening < MOST_LANES:
             self._opening += 1
             try:
                 await self._open_lane(call)
@@ -311,7 +312,7 @@ class LaneSupervisor:
         call, lane.call = lane.call, None
         if call:
             call.lane = None
-            if call.id in self._calls and not call.ended.done() and not lane.wanted:
+            if call.id in self._calls and not call.ended.done() and not lane.wanted and not lane.torn:
                 # An earlier command's killing spree hit the lane before this one ran.
                 call.begun = False
                 self._later(self._begin_when_free(call))

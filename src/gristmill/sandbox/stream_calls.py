@@ -39,6 +39,7 @@ class Lane(Receiver):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: StreamCall | None = None  # which has it
         self.reserved = False  # for one that is about to
+        self.torn = False  # whether it ended in a way that may have lost what it said last
         self._showing = False
         self._said = b""  # before it was ready: why it will not be
         self._on_report = on_report
@@ -79,6 +80,7 @@ class Lane(Receiver):
 
     def ended(self, reason: str) -> None:
         super().ended(reason)
+        self.torn = bool(reason)
         reason = reason or self._said.decode(errors="replace").strip() or "it ended at once"
         self.refuse(f"The sandbox could not be started: {reason}.")
         self._on_end(self)
