@@ -21,6 +21,7 @@ SANDBOXES: Mapping[str, str] = {
     "singularity": "gristmill.sandbox.singularity:SingularitySandboxes",
     "ssh": "gristmill.sandbox.ssh:SshSandboxes",
     "modal": "gristmill.sandbox.modal:ModalSandboxes",
+    "daytona": "gristmill.sandbox.daytona:DaytonaSandboxes",
 }
 
 _TABLES: Mapping[str, Mapping[str, str]] = {"sandboxes": SANDBOXES, "toolsets": BUILTIN_TOOLSETS}

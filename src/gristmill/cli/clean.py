@@ -16,6 +16,7 @@ _LEFTOVERS = {
     "instances": "gristmill.sandbox.singularity_program:reap",
     "remote directories": "gristmill.sandbox.ssh:reap",
     "sandboxes of Modal": "gristmill.sandbox.modal:reap",
+    "sandboxes of Daytona": "gristmill.sandbox.daytona:reap",
 }
 
 

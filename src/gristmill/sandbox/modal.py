@@ -20,7 +20,7 @@ import modal
 from gristmill.errors import SandboxError
 from gristmill.sandbox.apart import apart
 from gristmill.sandbox.base import Capabilities, Sandbox, SandboxSpec
-from gristmill.sandbox.inside import ENVIRONMENT, StreamInside, exports
+from gristmill.sandbox.inside import ENVIRONMENT, SCRIPTS, StreamInside, exports
 from gristmill.sandbox.lanes import LaneSupervisor
 from gristmill.sandbox.modal_stream import ERRORS, ModalStream
 from gristmill.sandbox.owner import is_dead, owner
@@ -41,9 +41,6 @@ while SECONDS=0; IFS= read -rt 900 _ || (($? > 128 && SECONDS < 900)); do :; don
 PROBLEM_SECONDS = 20.0
 AS_THE_IMAGE_SAYS = ("PATH", "SHELL", "SHLVL")
 IO = "/tmp/.gristmill"
-# Prints the first directory: the image's own, else /workspace, else one that can be written.
-PROBE = """command -v bash >/dev/null || { echo 'The image has no bash.' >&2; exit 1; }
-for d in "$(pwd)" /workspace /tmp; do [ "$d" = / ] || { mkdir -p "$d" && cd "$d" && pwd && exit; }; done 2>/dev/null"""
 
 
 class ModalSandbox(SupervisedSandbox):
@@ -121,7 +118,7 @@ class ModalSandbox(SupervisedSandbox):
         )
 
     async def _probe(self, box: Any) -> str:
-        process = await box.exec.aio("sh", "-c", PROBE, text=False)
+        process = await box.exec.aio("sh", "-c", (SCRIPTS / "probe.sh").read_text(), text=False)
         found, said = await asyncio.gather(process.stdout.read.aio(), process.stderr.read.aio())
         directory = found.decode("utf-8", "replace").strip()
         if not directory.startswith("/"):
