@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -36,7 +37,7 @@ from gristmill.run.runner import Batches, Runner
 from gristmill.run.serve import serve
 from gristmill.run.store import Owed, RunStore
 from gristmill.run.worker import Kit
-from gristmill.sandbox.base import SandboxProvider
+from gristmill.sandbox.base import HIDDEN, SandboxProvider
 from gristmill.sandbox.limits import check_limits
 from gristmill.sandbox.pool import PooledSandboxes, pooled
 from gristmill.session.record import Gate, SessionSettings
@@ -313,9 +314,10 @@ def make_kit(begin: frames.Begin, gate: Gate) -> Kit:
     vision = model
     if vision_config is not None:
         vision = select.make_model(vision_config, concurrency=begin.slots, workers=begin.workers)
+    options = {**config.sandbox.options, HIDDEN: str(Path(config.output_dir).resolve())}
     kit = Kit(
         model=model,
-        sandboxes=pooled(sandbox_class(config)(options=config.sandbox.options), config.sandbox, begin.run_id),
+        sandboxes=pooled(sandbox_class(config)(options=options), config.sandbox, begin.run_id),
         sandbox=config.sandbox,
         toolsets={name: own.get(name) or load_toolset(name) for name in begin.toolsets},
         settings=SessionSettings(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
+from gristmill.conversation import parse_tool
 from gristmill.testing.endpoint import ScriptedEndpoint, call, calls, fail, say
 from gristmill.trajectory import Row, decode_row
 from support.runs import FOUR_CALLS, Place, every_byte_of
@@ -295,3 +299,16 @@ def test_samples_and_metadata(place: Place, endpoint: ScriptedEndpoint) -> None:
     assert json.loads(first["metadata"]["row"]) == {"topic": {"x": [1, None]}}
     assert place.statistics()["reconcile"]["sessions"] == 6
     assert decode_row(json.dumps(first).encode())["metadata"]["seed"] == 7
+
+
+@pytest.mark.skipif(not os.access("/opt", os.W_OK), reason="/opt cannot be written here")
+def test_a_run_directory_below_a_visible_folder_is_not_visible(place: Place) -> None:
+    """The output root may lie below /opt or the like, which sandboxes see; it is hidden all the same."""
+    place.dataset("look")
+    with tempfile.TemporaryDirectory(dir="/opt") as root:
+        script = [call("terminal", {"command": f"ls -A {root} {root}/out"}, reasoning="r"), say("done")]
+        with ScriptedEndpoint(script).in_thread() as endpoint:
+            place.run(endpoint.url, f"--output_dir={root}/out")
+        row = json.loads(Path(root, "out", "r", "trajectories.jsonl").read_text())
+    (result,) = parse_tool(row["conversations"][3]["value"])
+    assert result["content"]["output"] == f"{root}:\nout\n\n{root}/out:\n"

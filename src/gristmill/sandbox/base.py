@@ -32,6 +32,7 @@ from gristmill.types import Limits
 OUTPUT_HEAD = 200_000  # bytes kept from the beginning of a command's output
 OUTPUT_TAIL = 300_000  # bytes kept from its end
 STOP_SECONDS = 10.0
+HIDDEN = "hidden"  # among a provider's options
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +164,8 @@ class Sandbox(ABC):
 class SandboxProvider(Protocol):
     """What makes the sandboxes of one kind for one worker; making it starts nothing.
 
-    `options` are what the run's settings hold for this kind, `config.SandboxConfig.options`: hosts, users, key files.
+    `options` are what the run's settings hold for this kind, `config.SandboxConfig.options`: hosts, users, key files;
+    and under `HIDDEN` a directory of this machine, the output root, that no kind may show inside.
     `capabilities` of the class say what the kind can do, those of what was made what it can do on this machine.
     """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gristmill.errors import SandboxError
 from gristmill.sandbox import system
-from gristmill.sandbox.base import Capabilities, SandboxSpec
+from gristmill.sandbox.base import HIDDEN, Capabilities, SandboxSpec
 from gristmill.sandbox.inside import PATH, Inside
 from gristmill.sandbox.limits import WorkerLimits
 from gristmill.sandbox.process import children, run
@@ -86,7 +86,7 @@ class BubblewrapSandboxes(ShellSandboxes):
         self, root: Path | None = None, *, hidden: tuple[Path, ...] = (), options: Mapping[str, str] = {}
     ) -> None:
         super().__init__(root)
-        self._hidden = hidden
+        self._hidden = (*hidden, Path(options[HIDDEN])) if HIDDEN in options else hidden
 
     @staticmethod
     def problem(options: Mapping[str, str] = {}) -> str:
