@@ -9,6 +9,7 @@ frames.Begin → make_kit() → Kit                                in each worke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -296,6 +297,11 @@ class _Parts:
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop()
+        if isinstance(self._executor, ProcessExecutor) and self._executor.crashes:
+            # What a killed worker left is removed by the next one that starts; the last one has none after it.
+            config = self._plan.config
+            with contextlib.suppress(OSError):
+                sandbox_class(config)(options=config.sandbox.options).close()
 
 
 def row_shape(begin: frames.Begin) -> RowShape:

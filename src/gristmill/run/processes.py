@@ -104,6 +104,7 @@ class ProcessExecutor:
         self._held = False
         self._failed_starts = 0
         self._refused_before = 0  # of workers that are gone
+        self.crashes = 0  # workers that were killed or broke off: their sandboxes may have left something
         self._stopping: Outcome | None = None
         self._closed = False
 
@@ -293,6 +294,7 @@ class ProcessExecutor:
         worker.leaving = True
         worker.writer.close()
         status = await asyncio.to_thread(_reap, worker.process)
+        self.crashes += status != 0
         # What a dead worker had reserved is given back as if it gave no answer.
         for _ in range(worker.reserved):
             await self._budget.settle(None)
