@@ -282,10 +282,11 @@ class _Parts:
                 begin,
                 workers=workers,
                 concurrency=config.sessions_in_flight,
-                command=[sys.executable, "-m", "gristmill.build"],
+                # Not from the current directory, where a user's random.py would take the place of Python's own.
+                command=[sys.executable, "-P", "-m", "gristmill.build"],
                 lost=lambda spec, reason: lost_session(spec, reason, shape),
                 budget=budget,
-                environment=dict(os.environ),
+                environment=_with_this_package(os.environ),
             )
         return self._executor
 
@@ -302,6 +303,14 @@ class _Parts:
             config = self._plan.config
             with contextlib.suppress(OSError):
                 sandbox_class(config)(options=config.sandbox.options).close()
+
+
+def _with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment, in which this package is found too where it runs from a checkout."""
+    place = Path(__file__).parents[1]
+    if place.name in ("site-packages", "dist-packages"):
+        return dict(environment)
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, (str(place), environment.get("PYTHONPATH"))))}
 
 
 def row_shape(begin: frames.Begin) -> RowShape:

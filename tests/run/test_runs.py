@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -312,3 +313,14 @@ def test_a_run_directory_below_a_visible_folder_is_not_visible(place: Place) -> 
         row = json.loads(Path(root, "out", "r", "trajectories.jsonl").read_text())
     (result,) = parse_tool(row["conversations"][3]["value"])
     assert result["content"]["output"] == f"{root}:\nout\n\n{root}/out:\n"
+
+
+def test_workers_take_no_module_of_the_current_directory(place: Place, endpoint: ScriptedEndpoint) -> None:
+    """Where a user works lies what a user wrote: a file that is named like a module of Python's must not matter."""
+    (place.root / "queue.py").write_text("raise RuntimeError('the wrong queue')\n")
+    place.dataset("task")
+    command = place.command(endpoint.url)
+    command[1:1] = ["-P"]  # as the installed `gristmill` command does
+    done = subprocess.run(command, env=place.environment, cwd=place.root, timeout=60, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert len(place.merged()) == 1
