@@ -112,9 +112,21 @@ async def check(config: RunConfig) -> Plan:
     warnings += [f"Left out: {name} ({reason})" for name, reason in offer.missing.items()]
     if bare := sum(bool(task.toolsets) and offer.missing.keys() >= set(task.toolsets or ()) for task in dataset.tasks):
         warnings.append(f"Prompts whose toolsets are all left out, and which run without tools: {bare}.")
+    warnings += _images_that_cannot_be(config, dataset)
     if not config.model.local:
         warnings += await select.probe(config.model)
     return Plan(config, dataset, distribution, offer.toolsets, offer.missing, offer.always, mcp, tuple(warnings))
+
+
+def _images_that_cannot_be(config: RunConfig, dataset: Dataset) -> list[str]:
+    """A warning where some rows name an image and the sandbox has none; `SetupError` where all of them do."""
+    rows = sum(bool(task.image) for task in dataset.tasks)
+    if not rows or sandbox_class(config).capabilities.images:
+        return []
+    name = f"an image, and --sandbox={config.sandbox.kind} has none"
+    if rows == len(dataset.tasks):
+        raise SetupError(f"Every prompt names {name}.", "Give --sandbox=docker.")
+    return [f"Prompts that name {name}; they will fail: {rows}."]
 
 
 def _ready(config: RunConfig, offer: Offer) -> RunConfig:

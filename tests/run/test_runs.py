@@ -324,3 +324,15 @@ def test_workers_take_no_module_of_the_current_directory(place: Place, endpoint:
     done = subprocess.run(command, env=place.environment, cwd=place.root, timeout=60, check=False, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert len(place.merged()) == 1
+
+
+def test_rows_with_an_image_are_told_of_where_the_sandbox_has_none(place: Place, endpoint: ScriptedEndpoint) -> None:
+    """Each fails with its reason and is owed to another sandbox; where every row is such a one, nothing starts."""
+    place.dataset("plain", {"prompt": "pictured", "image": "debian"})
+    printed = place.run(endpoint.url, status=3)
+    assert "--sandbox=local has none; they will fail: 1." in printed
+    assert "❌ Prompt 1 failed: The local sandbox has no images." in printed
+    assert {line["prompt_index"]: line["outcome"] for line in place.lines()} == {0: "completed", 1: "sandbox_error"}
+    place.dataset({"prompt": "pictured", "image": "debian"})
+    printed = place.run(endpoint.url, "--run_name=other", status=1)
+    assert "Every prompt names an image" in printed and not (place.root / "data" / "other").exists()
