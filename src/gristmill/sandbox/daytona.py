@@ -173,7 +173,7 @@ class DaytonaSandboxes:
         try:
             apart(lambda: asyncio.run(_ask()), PROBLEM_SECONDS)
         except daytona.DaytonaAuthenticationError as error:
-            return f"Daytona lets nobody in: {error} Set DAYTONA_API_KEY to a key from app.daytona.io."
+            return f"Daytona does not let us in: {error}"  # it says what to do
         except (SandboxError, *ERRORS) as error:
             return f"Daytona cannot be reached: {error}"
         return ""

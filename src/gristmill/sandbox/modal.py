@@ -176,7 +176,7 @@ class ModalSandboxes:
         try:
             apart(lambda: modal.Client.from_env().hello(), PROBLEM_SECONDS)
         except modal.exception.AuthError as error:
-            return f"Modal lets nobody in: {error} Run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET."
+            return f"Modal does not let us in: {error}"  # it says what to do
         except (SandboxError, *ERRORS) as error:
             return f"Modal cannot be reached: {error}"
         return ""
