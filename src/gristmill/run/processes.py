@@ -300,7 +300,7 @@ class ProcessExecutor:
             await self._budget.settle(None)
         worker.reserved = 0
         said = worker.fault or _last_words(worker.errors)
-        if not worker.ready and not self._closed:
+        if not worker.ready and self._stopping is None and not self._closed:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 self._results.put_nowait(SetupError(f"Worker processes do not start (exit status {status}).", said))
@@ -354,7 +354,10 @@ class ProcessExecutor:
         self._again.clear()
         self._suspects.clear()
         for worker in self._workers:
-            worker.send(frames.Stop(outcome.value))
+            if worker.ready:
+                worker.send(frames.Stop(outcome.value))
+            else:  # it runs nothing yet
+                worker.process.kill()
         self._results.put_nowait(None)
 
     async def close(self) -> None:

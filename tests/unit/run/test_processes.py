@@ -149,6 +149,15 @@ async def test_a_stop_in_a_pause_ends_at_once(executor: Make) -> None:
     assert time.monotonic() - begun < 4
 
 
+async def test_a_stop_while_workers_start_does_not_wait_for_them(executor: Make) -> None:
+    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
+    given = executor(workers=4, slots=1, command=slow)
+    running = asyncio.create_task(run(given, specs("ok", "ok", "ok", "ok")))
+    await asyncio.sleep(0.3)
+    given.stop(Outcome.INTERRUPTED)
+    assert await asyncio.wait_for(running, 5) == []
+
+
 async def test_a_pause_in_which_nobody_is_left_to_ask_goes_on(executor: Make) -> None:
     """CO-02: the sessions that met the empty account are gone; the next one finds out whether it still is."""
     resumed: list[bool] = []
