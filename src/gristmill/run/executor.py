@@ -120,7 +120,7 @@ class LocalExecutor:
         """See `Executor.run`."""
         leases = 0
         while True:
-            while not self._held and self._room():
+            while self._room():
                 spec = next(specs, None)
                 if spec is None:
                     self._held = True
@@ -135,8 +135,10 @@ class LocalExecutor:
                 yield finished
 
     def _room(self) -> bool:
+        self._held = self._held or bool(self._budget.spent_reason)
         # In a pause one session goes on asking; where none is left to ask, the next one does.
-        return self.in_flight < self._concurrency and not (self._budget.paused and self.in_flight)
+        paused = self._budget.paused and self.in_flight
+        return not self._held and not paused and self.in_flight < self._concurrency
 
     def hold(self) -> None:
         """See `Executor.hold`."""

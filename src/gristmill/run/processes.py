@@ -171,6 +171,7 @@ class ProcessExecutor:
 
     def _room(self) -> bool:
         """Whether one more session may start."""
+        self._held = self._held or bool(self._budget.spent_reason)
         if self._stopping is not None or (self._held and not self._owed):
             return False
         # In a pause one session goes on asking; where none is left to ask, the next one does.

@@ -137,6 +137,18 @@ async def test_a_reservation_that_a_dead_worker_waited_for_is_given_back(executo
     assert await asyncio.wait_for(budget.reserve(), 2) == ""
 
 
+async def test_co_05_nothing_starts_once_a_budget_is_spent(executor: Make) -> None:
+    """CO-05: also before the refused session has ended, which tells the runner of it."""
+    budget = Budget(max_tokens=1)
+    given = specs(*["ok 0.2"] * 9)
+    begun: list[int] = []
+    running = executor(slots=2, budget=budget).run(iter(given), lambda spec: begun.append(spec.task.index))
+    first = await anext(running)
+    budget.spent_reason = "--max_total_tokens 1 is used up"
+    ended = [first, *[finished async for finished in running]]
+    assert sorted(finished.prompt_index for finished in ended) == begun and len(begun) <= 3
+
+
 async def test_a_stop_in_a_pause_ends_at_once(executor: Make) -> None:
     paused = asyncio.Event()
     given = executor(budget=Budget(on_pause=lambda reason, seconds: paused.set()))
