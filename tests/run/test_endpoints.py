@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -263,6 +264,28 @@ def test_the_sessions_of_a_slow_endpoint_do_not_all_crawl_to_their_time_out(plac
     with ScriptedEndpoint(taking_two_at_once(turn)).in_thread() as endpoint:
         place.run(endpoint.url, "--concurrency=24", "--num_workers=1", "--session_timeout=5", status=None)
     assert place.statistics()["outcomes"]["completed"] >= 6
+
+
+def test_an_endpoint_that_is_away_for_a_while_wears_out_no_session(place: Place) -> None:
+    """Five retries would be used up in seconds by sessions that all try for themselves."""
+    answered, resets, away_until = 0, 0, 0.0
+
+    def script(request: dict[str, Any], headers: Mapping[str, str]) -> Turn:
+        nonlocal answered, resets, away_until
+        if answered == 20 and not away_until:
+            away_until = time.monotonic() + 6
+        if time.monotonic() < away_until:
+            resets += 1
+            return Turn(fault="reset")
+        answered += 1
+        told = sum(message["role"] == "assistant" for message in request["messages"])
+        return call("write_file", {"path": "a", "content": "b"}, reasoning="r") if told < 2 else say("done")
+
+    place.dataset(*(f"task {n}" for n in range(20)))
+    with ScriptedEndpoint(script).in_thread() as endpoint:
+        place.run(endpoint.url, "--concurrency=8", "--num_workers=1")
+    assert resets and resets < 8 + 6  # those under way, then one at a time
+    assert len(place.merged()) == 20 and answered == 60
 
 
 @pytest.mark.parametrize("in_process", [True, False], ids=["in process", "workers"])

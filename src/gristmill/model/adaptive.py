@@ -4,8 +4,11 @@ It begins low and opens by half with each round of answers until the endpoint fi
 refused request was one too many, so each closes it by one, and about a hundred answers without a refusal open it by
 one: about one call in a hundred is refused, however many workers ask and however fast the endpoint is. A worker with
 more than its share opens more slowly, so the shares of all come near each other. After a collapse it opens fast again
-up to half of what it had. While refusals come without an answer between them, nothing new starts for 1, 2, 4, …
-seconds, or as long as the endpoint's `Retry-After` asks.
+up to half of what it had.
+
+While an endpoint is down, or refuses everything, sessions are not worn out against it: after some failures without an
+answer between them nothing is sent for 1, 2, 4, … seconds, or as long as `Retry-After` asks, and then one request at a
+time until one is answered.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ STEP_ANSWERS = 100  # answers before a step up,
 FEW_ROUNDS = 30  # or fewer, so many for each place, where there are few places,
 FAIR_ROUNDS = 2.5  # or more, so many for each place and worker
 GROWTH = 1.25  # each step up without a refusal is larger than the one before by this factor
+REFUSALS = frozenset({429, 503, 529})  # statuses that mean "too much at once"
+DOWN = REFUSALS | {0, 500, 502, 504}  # those of an endpoint that does not work; 0: there was no answer
+FEW_FAILURES = 3  # of them, or as many as there are requests under way, are no reason to wait
 LONGEST_QUIET = 60.0  # seconds of our own choice, and those that the endpoint may ask for:
 LONGEST_ASKED = 300.0
-REFUSALS = frozenset({429, 503, 529})  # statuses that mean "too much at once"
 
 
 class Limiter:
@@ -48,7 +53,8 @@ class Limiter:
         self._entered = itertools.count()
         self._waiting = 0
         self._generation = 0  # counts bursts of refusals
-        self._barren = 0  # bursts without an answer between them
+        self._failures = 0  # without an answer between them
+        self._pauses = 0  # because of them
         self._quiet_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._calls = 0
@@ -58,7 +64,7 @@ class Limiter:
     def load(self) -> Load:
         """What is going on."""
         return Load(
-            limit=int(self._limit),
+            limit=self._places,
             in_flight=self._in_flight,
             waiting=self._waiting,
             calls=self._calls,
@@ -91,16 +97,18 @@ class Limiter:
         self._in_flight -= 1
         if answered:
             self._calls += 1
-            if error is None or error.status not in REFUSALS or error.kind is not ErrorKind.TRANSIENT:
+            if error is None or error.status not in DOWN or error.kind is not ErrorKind.TRANSIENT:
                 self._take_answer(ticket, full)
             else:
-                self._take_refusal(ticket, error)
+                if error.status in REFUSALS:
+                    self._close(ticket)
+                self._take_failure(error.retry_after)
         self._admit()
 
     def _take_answer(self, ticket: Ticket, full: bool) -> None:
         if ticket.generation != self._generation:
             return  # accepted before the last refusal: it says nothing of the endpoint as it is now
-        self._barren = 0
+        self._failures = self._pauses = 0
         if not full:
             return
         if self._limit < self._fast_until:
@@ -120,23 +128,30 @@ class Limiter:
         self._limit = min(self._limit + by, float(self._most))
         self._opened = True
 
-    def _take_refusal(self, ticket: Ticket, error: ModelError) -> None:
+    def _close(self, ticket: Ticket) -> None:
         self._refused += 1
         if ticket.generation == self._generation:  # else begun before the last burst: a part of it
             self._generation += 1
-            self._barren += 1
             if self._opened:
                 self._fast_until, self._opened = self._limit / 2, False
-            if self._barren > 1:
-                own = min(LONGEST_QUIET, 2.0 ** min(self._barren - 2, 10))
-                asked = min(LONGEST_ASKED, error.retry_after or 0.0)
-                self._quiet_until = time.monotonic() + max(own, asked)
         self._limit = max(1.0, self._limit - 1.0)
         self._step = 1.0
         self._answers = 0
 
+    def _take_failure(self, retry_after: float | None) -> None:
+        self._failures += 1
+        now = time.monotonic()
+        if self._failures > max(FEW_FAILURES, self._in_flight) and now >= self._quiet_until:
+            own = min(LONGEST_QUIET, 2.0**self._pauses)
+            self._quiet_until = now + max(own, min(LONGEST_ASKED, retry_after or 0.0))
+            self._pauses = min(self._pauses + 1, 10)
+
+    @property
+    def _places(self) -> int:
+        return 1 if self._pauses else int(self._limit)
+
     def _free(self) -> bool:
-        return self._in_flight < int(self._limit) and time.monotonic() >= self._quiet_until
+        return self._in_flight < self._places and time.monotonic() >= self._quiet_until
 
     def _admit(self) -> None:
         while self._queue and self._free():

@@ -135,7 +135,8 @@ async def test_workers_share_the_beginning() -> None:
 
 async def test_other_errors_do_not_close_it() -> None:
     limiter = Limiter(8)
-    for error in (refusal(status=500), refusal(status=408), ModelError("no", ErrorKind.CREDIT, status=429)):
+    errors = (refusal(status=500), refusal(status=408), ModelError("no", ErrorKind.CREDIT, status=429))
+    for error in errors * 5:
         limiter.leave(await limiter.enter(), error)
     assert (limiter.load.limit, limiter.load.refused) == (8, 0)
 
@@ -147,16 +148,20 @@ async def test_it_never_closes_entirely() -> None:
     assert limiter.load.limit == 1
 
 
+@pytest.mark.parametrize("status", [429, 0, 502])
 @pytest.mark.parametrize(("asked", "quiet"), [(None, 1.0), (1.5, 1.5)])
-async def test_refusals_without_an_answer_between_make_it_quiet(asked: float | None, quiet: float) -> None:
+async def test_failures_without_an_answer_between_make_it_quiet(asked: float | None, quiet: float, status: int) -> None:
     limiter = Limiter(4)
-    for _ in range(2):
-        limiter.leave(await limiter.enter(), refusal(asked))
+    for _ in range(4):
+        limiter.leave(await limiter.enter(), refusal(asked, status))
     begun = time.monotonic()
-    limiter.leave(await limiter.enter())
+    ticket = await limiter.enter()
     assert quiet - 0.1 < time.monotonic() - begun < quiet + 5
-    begun = time.monotonic()  # an answer has come: no longer quiet
-    limiter.leave(await limiter.enter(), refusal())
+    assert limiter.load.limit == 1  # only one tries
+    limiter.leave(ticket)
+    assert limiter.load.limit == (1 if status == 429 else 4)  # an answer has come
+    begun = time.monotonic()
+    limiter.leave(await limiter.enter(), refusal(asked, status))
     await limiter.enter()
     assert time.monotonic() - begun < 0.5
 
