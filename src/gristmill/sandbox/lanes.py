@@ -245,6 +245,8 @@ class LaneSupervisor:
         if call.verb == "x":
             call.state = next(n for n in self._states if (n - self._state) % STATES)
             line += f" {call.state}"
+        if call.verb == "p":
+            call.runs()  # which it does not report
         lane.order(line, *texts, data)
 
     def _reported(self, lane: Lane, line: str) -> None:
@@ -271,6 +273,7 @@ class LaneSupervisor:
                 other.end(int(value.split()[0]))
         elif verb == "s":
             lane.show(True)
+            call.runs()
         elif verb == "n":
             call.note = value
         elif verb == "b":

@@ -13,6 +13,7 @@ from gristmill.sandbox.output import Output
 from gristmill.sandbox.stream import Receiver, Stream, Tap
 
 SAID_BYTES = 2000
+BEGIN_SECONDS = 6.0  # that a call may wait before its time begins all the same
 
 
 class StreamCall(Call):
@@ -29,6 +30,33 @@ class StreamCall(Call):
         self.state = 0  # number of the state that it leaves, 0 where it leaves none
         self.lane: Lane | None = None
         self.job: StreamJob | None = None
+        self._runs = False
+        self._on_run: Callable[[], None] | None = None
+
+    def runs(self) -> None:
+        """It has been started inside."""
+        self._runs = True
+        if self._on_run:
+            self._on_run()
+
+    async def result(self, timeout: float) -> int | None:
+        """As the other kind's, but its time begins when it does: not while it waits for a lane, within bounds."""
+        timers: list[asyncio.TimerHandle] = []
+
+        def begin() -> None:
+            if len(timers) < 2:
+                timers.append(self._loop.call_later(timeout, self.end, None))
+
+        timers.append(self._loop.call_later(BEGIN_SECONDS, begin))
+        self._on_run = begin
+        if self._runs:
+            begin()
+        try:
+            return await self.ended
+        finally:
+            self._on_run = None
+            for timer in timers:
+                timer.cancel()
 
 
 class Lane(Receiver):
