@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -256,6 +257,25 @@ async def test_a_lost_connection_costs_its_sessions_and_nothing_stays(fragile: S
     gone(fragile)
 
 
+async def test_a_session_whose_first_program_was_killed_ends_at_once(sshd: Server, provider: SshSandboxes) -> None:
+    async with started(provider) as box:
+        sleep = unique_sleep()
+        await box.exec(
+            f"{sleep} &", timeout=10
+        )  # holds the output of the first program, which is therefore not at its end
+        mark = f"SBX_CALL={Path(box.workspace).parts[-3]}.s-1.lane".encode()
+        for pid in processes():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(SandboxError):
+            await box.exec("sleep 5", timeout=20)
+            await box.exec("true", timeout=5)
+        assert time.monotonic() - began < 4
+    assert not running(sleep)
+
+
 async def test_a_host_that_is_gone_is_an_error_in_time_and_one_that_comes_back_works(fragile: Server) -> None:
     provider = SshSandboxes(options=fragile.options)
     box = provider.make(spec())
@@ -369,6 +389,7 @@ async def test_what_even_the_keeper_could_not_remove(sshd: Server, monkeypatch: 
     assert len(running(sleeps["other"])) == 4
     await box.stop()
     provider.close()
+    assert await soon(lambda: len(sshd.left()) == 2)  # its own has gone
     assert reap() == 1
     assert not running(sleeps["other"])
     assert await soon(lambda: sshd.left() == [foreign.name])  # another machine's, whatever became of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -91,7 +92,8 @@ class Server:
     def stop(self) -> None:
         if self._process is not None:
             for pid in (*self.sessions(), self._process.pid):
-                os.kill(pid, 9)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
             self._process.wait()
             self._process = None
 
