@@ -105,8 +105,10 @@ def measure(options: argparse.Namespace, latency: float, place: Path) -> dict[st
         f"--max_time={options.seconds + 2}",
         "--quiet",
     ]
-    done = subprocess.run(command, cwd=place, env=dict(os.environ), capture_output=True, text=True, check=False)
-    server.terminate()
+    try:
+        done = subprocess.run(command, cwd=place, env=dict(os.environ), capture_output=True, text=True, check=False)
+    finally:
+        server.terminate()
     samples = json.loads(server.stdout.readline())
     server.wait()
     if done.returncode != 4:  # stopped by --max_time

@@ -151,12 +151,14 @@ async def measure(options: argparse.Namespace, sessions: int, place: Path, *, sa
     )
     begun = time.monotonic()
     ended: list[Finished] = []
-    async for finished in executor.run(specs(sessions, toolset), lambda spec: None):
-        ended.append(finished)
-    seconds = time.monotonic() - begun
-    await executor.close()
-    server.terminate()
-    server.wait()
+    try:
+        async for finished in executor.run(specs(sessions, toolset), lambda spec: None):
+            ended.append(finished)
+        seconds = time.monotonic() - begun
+    finally:
+        await executor.close()
+        server.terminate()
+        server.wait()
     wrong = [finished.reason for finished in ended if finished.outcome != "completed"]
     if wrong:
         raise SystemExit(f"{len(wrong)} sessions did not complete: {wrong[0]}")
