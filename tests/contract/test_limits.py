@@ -135,7 +135,7 @@ async def test_a_fork_bomb_that_is_left_behind(provider: Provider) -> None:
         sleep = unique_sleep()
         job = await box.spawn(sleep)
         left = await box.spawn(FORKS)
-        await asyncio.sleep(1)
+        assert await soon(group_of(box).crowded, 20)
         result = await box.exec("echo works | cat", timeout=20)
         assert result.output == b"works\n" and "ended" in result.note
         await left.wait(5)
@@ -147,11 +147,11 @@ async def test_stopping_during_a_fork_bomb(provider: Provider) -> None:
     needs(provider, "processes")
     async with started(provider, limits=Limits(processes=200)) as box:
         await box.spawn(FORKS)
-        await asyncio.sleep(1)
+        assert await soon(group_of(box).crowded, 20)
         began = time.monotonic()
         await box.stop()
-        assert time.monotonic() - began < 5
-        assert not any(path.exists() for path in group_of(box)._places)
+        assert time.monotonic() - began < 6
+        assert await soon(lambda: not any(path.exists() for path in group_of(box)._places))
 
 
 # CPU.
@@ -166,7 +166,9 @@ async def test_cpu_time(provider: Provider) -> None:
         )
         assert float(await text(box, f"python3 -c '{spin}'")) < 0.5
         result = await box.exec("while :; do :; done", timeout=0.5)
-        assert result.timed_out and result.note == "The limit of 0.2 CPUs slowed it down."
+        # On a busy machine it may not have got even that much.
+        slowed = bool(group_of(box)._count("cpu", "cpu.stat", "nr_throttled"))
+        assert result.timed_out and result.note == slowed * "The limit of 0.2 CPUs slowed it down."
 
 
 # Without any wish of the user, and what cannot be.
@@ -282,6 +284,7 @@ async def test_groups_of_a_killed_worker_go_at_the_next_start(kind: str, tmp_pat
     worker = subprocess.Popen([sys.executable, "-c", WORKER, kind, str(tmp_path), sleep], stdout=subprocess.PIPE)
     assert worker.stdout is not None
     paths = [Path(line) for line in worker.stdout.readline().decode().split()]
+    assert await soon(lambda: bool(running(sleep)))
     other = WorkerGroups()
     other.close()
     assert paths and all(path.is_dir() for path in paths) and running(sleep)  # its owner lives

@@ -14,9 +14,11 @@ belongs() { # pid mark group
 
 # Kills every process of a call, or with '*' of all calls. Again until none is found, because they may be forking. Where
 # there are many, a first process stops all of them before: those that fork without end keep us from looking at them.
+# The shell and what it waits for die at once, or it would go on to its next command.
 kill_all() { # mark group
     local found=1 round=0 pid all=(/proc/[0-9]*) many=''
     [[ $$ == 1 && ${#all[@]} -gt 16 ]] && many=1 && kill -STOP -1
+    ((${2:-0} > 1)) && kill -KILL -- "-$2"
     while ((found && round++ < 100)); do
         found=0
         for pid in /proc/[0-9]*; do
