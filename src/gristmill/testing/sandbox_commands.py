@@ -67,11 +67,11 @@ class CommandSuite:
         assert await text(box, "pwd; echo $V") == f"{box.workspace}/d\n1"
 
     async def test_stateless_commands_run_beside_a_stateful_one(self, box: Sandbox) -> None:
-        slow = asyncio.create_task(box.exec("sleep 1; echo slow", timeout=10))
+        slow = asyncio.create_task(box.exec("sleep 4; echo slow", timeout=20))
         await asyncio.sleep(0.05)
         began = time.monotonic()
         results = await asyncio.gather(*(box.exec("echo quick", timeout=10, stateful=False) for _ in range(4)))
-        assert [r.output for r in results] == [b"quick\n"] * 4 and time.monotonic() - began < 0.9 and not slow.done()
+        assert [r.output for r in results] == [b"quick\n"] * 4 and time.monotonic() - began < 3.9 and not slow.done()
         assert (await slow).output == b"slow\n"
 
     async def test_workdir_is_for_one_command_only(self, box: Sandbox) -> None:
@@ -148,8 +148,8 @@ class CommandSuite:
         job = await box.spawn(f"exec {job_sleep}")
         began = time.monotonic()
         command = f"echo before; trap '' TERM; setsid {detached} & (({twice} &) &); {plain}; echo after"
-        result = await box.exec(command, timeout=0.5)
-        assert time.monotonic() - began < 6
+        result = await box.exec(command, timeout=2)
+        assert time.monotonic() - began < 12
         assert (result.timed_out, result.exit_code, result.output) == (True, 124, b"before\n")
         assert not running(plain) and not running(detached) and not running(twice)
         assert await text(box, f"pgrep -fc '^{earlier}'; pgrep -fc '^{job_sleep}'; exit 0") == "1\n1"
