@@ -202,7 +202,7 @@ FLAGS: tuple[Flag, ...] = (
         "sandbox",
         Kind.TEXT,
         SANDBOX,
-        "where commands run: local (bubblewrap), docker, singularity, ssh, modal, daytona, or host (no isolation)",
+        "where commands run: local (bubblewrap), docker, singularity, modal, daytona; unisolated: ssh, host",
         "sandbox.kind",
         default="TERMINAL_ENV, else local",
     ),
