@@ -77,7 +77,7 @@ def specs(*texts: str, **task: Any) -> list[SessionSpec]:
     ]
 
 
-async def run(executor: ProcessExecutor, given: list[SessionSpec], seconds: float = 20) -> list[Finished]:
+async def run(executor: ProcessExecutor, given: list[SessionSpec], seconds: float = 60) -> list[Finished]:
     async with asyncio.timeout(seconds):
         return [finished async for finished in executor.run(iter(given), lambda spec: None)]
 
@@ -98,7 +98,7 @@ async def test_a_session_that_kills_workers_holds_up_no_other(executor: Make) ->
     assert "its worker process died 3 times (exit status 1)" in next(f.reason for f in ended if f.state == "failed")
     # The quick ones are done before those that were with it twice.
     assert {finished.prompt_index for finished in ended[-2:]} == {1, 2}
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 20
 
 
 async def test_what_is_given_up_without_a_word_is_tried_again_and_then_told(executor: Make) -> None:
@@ -118,7 +118,7 @@ async def test_a_worker_that_does_not_answer_is_killed_and_the_row_says_why(
 ) -> None:
     monkeypatch.setattr(processes, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(processes, "SILENCE_SECONDS", 1.5)
-    ended = await run(executor(), specs("block"), seconds=40)
+    ended = await run(executor(), specs("block"))
     assert "it did not answer for" in ended[0].reason
 
 
@@ -153,12 +153,12 @@ async def test_a_stop_in_a_pause_ends_at_once(executor: Make) -> None:
     paused = asyncio.Event()
     given = executor(budget=Budget(on_pause=lambda reason, seconds: paused.set()))
     running = asyncio.create_task(run(given, specs("credit")))
-    await asyncio.wait_for(paused.wait(), 10)
+    await asyncio.wait_for(paused.wait(), 60)
     begun = time.monotonic()
     given.stop(Outcome.INTERRUPTED)
     assert await running == []
     await given.close()
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 20
 
 
 async def test_a_stop_while_workers_start_does_not_wait_for_them(executor: Make) -> None:
@@ -167,7 +167,7 @@ async def test_a_stop_while_workers_start_does_not_wait_for_them(executor: Make)
     running = asyncio.create_task(run(given, specs("ok", "ok", "ok", "ok")))
     await asyncio.sleep(0.3)
     given.stop(Outcome.INTERRUPTED)
-    assert await asyncio.wait_for(running, 5) == []
+    assert await asyncio.wait_for(running, 20) == []
 
 
 async def test_a_pause_in_which_nobody_is_left_to_ask_goes_on(executor: Make) -> None:
