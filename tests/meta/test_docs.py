@@ -102,6 +102,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_flags_that_are_spoken_of_exist(path: Path) -> None:
     others = {o.lstrip("-") for c in GROUP.commands.values() for p in c.params for o in p.opts if o.startswith("--")}
     foreign = {"no_deps", "ulimit", "port", "script", "help", "version", "prompts", "turns", "workers", "latency"}
+    foreign |= {"user", "scope"}  # of systemd-run
     for name in re.findall(r"(?<![\w-])--([a-z][a-z_-]+)", path.read_text(encoding="utf-8")):
         assert name.replace("-", "_") in {*BY_NAME, *others} | foreign, f"{path.name}: --{name}"
 

@@ -11,6 +11,7 @@ from gristmill.errors import GristmillError
 # What may be left of a worker that is no more, and what removes it.
 _LEFTOVERS = {
     "directories": "gristmill.sandbox.reaper:reap",
+    "cgroups": "gristmill.sandbox.cgroups:reap",
     "browsers": "gristmill.tools.browsing.chromium:sweep",
     "containers": "gristmill.sandbox.docker_leftovers:reap",
     "instances": "gristmill.sandbox.singularity_program:reap",

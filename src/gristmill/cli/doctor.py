@@ -22,6 +22,7 @@ from gristmill.distribution import BUILTIN
 from gristmill.errors import GristmillError
 from gristmill.model import embedded
 from gristmill.offer import ask_mcp_servers
+from gristmill.sandbox.limits import limits_held
 from gristmill.tools.browsing.chromium import find_executable
 from gristmill.tools.image_gen import choose_artist
 from gristmill.tools.web import choose_provider
@@ -47,6 +48,9 @@ def examine(output_dir: str, mcp_config: str | None = None) -> Iterator[Finding]
     yield from _resources(output_dir)
     for name in plugins.names("sandboxes"):
         yield _finding("sandboxes", name, _sandbox_problem(name))
+    held, not_held = limits_held()
+    detail = f"held: {', '.join(held)}" + (f"; not {', '.join(not_held)}: no cgroups can be made" if not_held else "")
+    yield Finding(group="sandboxes", name="limits of local", ok=None if not_held else True, detail=detail)
     yield _finding("models", "local (embedded)", embedded.problem())
     present = keys_present()
     for host, variable in KEY_VARIABLES.items():

@@ -86,6 +86,14 @@ class WorkerLimits:
         self._groups.close()
 
 
+def limits_held() -> tuple[list[str], list[str]]:
+    """The flags of limits that `local` holds a session to on this machine, and those that it does not."""
+    limits = WorkerLimits(isolated=True)
+    limits.close()
+    names = [(FLAGS[name], name in limits.held) for name in FLAGS]
+    return [flag for flag, held in names if held], [flag for flag, held in names if not held]
+
+
 def check_limits(kind: type[SandboxProvider], config: SandboxConfig) -> None:
     """Raise `SetupError` for limits that sandboxes of this kind cannot hold to on this machine. Starts nothing."""
     asked = {name for name in FLAGS if getattr(config.limits, name)}
