@@ -153,7 +153,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Resource limits of one sandbox; 0 is no limit. Memory and disk in MiB, cpus in cores."""
+    """Resource limits of one sandbox; 0 is what its kind does without being asked, often no limit.
+
+    Memory and disk in MiB, cpus in cores.
+    """
 
     memory_mb: int = 0
     disk_mb: int = 0
