@@ -27,7 +27,7 @@ from gristmill.sandbox.reaper import claim, dead
 from gristmill.types import Limits
 
 Doomed = Callable[[list[bytes]], bool]  # whether a process is, by the variables that it was started with
-PAUSES = (0.01, 0.02, 0.05, 0)  # seconds between tries to make groups
+PAUSES = (0.01, 0.02, 0.05, 0)  # seconds between tries to make or remove groups
 SHARE = 0.75  # of what there is, for all sandboxes together
 END_SECONDS = 2.0  # for what was killed to be gone
 
@@ -206,7 +206,7 @@ def remove(path: Path) -> None:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 remove(Path(entry.path))
-    for _ in range(3):
+    for pause in PAUSES:
         try:
             path.rmdir()
             return
@@ -214,6 +214,7 @@ def remove(path: Path) -> None:
             return
         except OSError:
             end(path)
+            time.sleep(pause)
 
 
 def end(path: Path, first: int = 0, doomed: Doomed | None = None) -> None:
