@@ -23,7 +23,7 @@ def decode(raw: bytes | str) -> Any:
     """JSON bytes as data; escaped or raw lone surrogates become U+FFFD. Raises ValueError for what is not JSON."""
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, UnicodeEncodeError):
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         text = raw if isinstance(raw, str) else raw.decode("utf-8-sig", "replace")
         try:
             return _valid(json.loads(text, parse_constant=lambda name: None))

@@ -164,7 +164,7 @@ class ScriptedEndpoint:
             return _json(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self._models]})
         if not path.endswith(("/chat/completions", "/messages")):
             return _json(404, {"error": {"message": f"no such path: {path}"}})
-        raw = await request.read()
+        raw = await request.content.read()  # of any size: `read` of the request stops at 1 MiB
         try:
             body = msgspec.json.decode(raw)
         except msgspec.DecodeError:

@@ -116,7 +116,8 @@ class Toolbox:
             if task is None or task.cancelling():
                 raise
             output = {"error": "The tool was cancelled from within."}
-        except Exception as error:  # noqa: BLE001 - the edge between the session and other people's tools
+        # SystemExit and its like end an event loop when they leave a task, and every other session with it.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the edge to other people's tools
             output = {"error": _sentence(error)}
         seconds = time.perf_counter() - begun
         text, ok, failure = _judged(output)
@@ -220,7 +221,7 @@ def _as_sent(raw: str) -> str:
     return json_text(arguments) if isinstance(arguments, dict) else arguments.text
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: BaseException) -> str:
     """An exception in words; the type is named where its text alone says little."""
     text = bounded(str(error), ERROR_LIMIT)
     if isinstance(error, TimeoutError) and not text:

@@ -113,3 +113,10 @@ async def test_callables_decide_for_themselves() -> None:
             assert (await response.json())["choices"][0]["message"]["content"] == "N"
         async with session.post(f"{endpoint.url}/chat/completions", json={**ask("q", "a"), "tools": []}) as response:
             assert (await response.json())["choices"][0]["message"]["content"] == "last"
+
+
+async def test_a_request_of_many_megabytes_is_answered() -> None:
+    async with ScriptedEndpoint([say("read")]) as endpoint, aiohttp.ClientSession() as client:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x" * 3_000_000}]}
+        async with client.post(f"{endpoint.url}/chat/completions", json=body) as answer:
+            assert answer.status == 200

@@ -12,7 +12,7 @@ import pytest
 
 from gristmill import plugins
 from gristmill.errors import ErrorKind, ModelError, SandboxError
-from gristmill.sandbox.base import SandboxProvider
+from gristmill.sandbox.base import SandboxProvider, SandboxSpec
 from gristmill.sandbox.bubblewrap import BubblewrapSandboxes
 from gristmill.sandbox.host import HostSandboxes
 from gristmill.tools.base import Access, Tool, ToolContext, ToolOutput
@@ -331,3 +331,17 @@ async def test_the_builtin_tools_work_together_in_every_local_sandbox(provider: 
                 break
             await asyncio.sleep(0.05)
         assert shown["output"] == "one\n2\nwork\nme\n"
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_tool_that_exits_ends_nothing_else(calls: int) -> None:
+    async def leaves(context: ToolContext, arguments: dict[str, Any]) -> dict[str, Any]:
+        raise SystemExit(3)
+
+    tool = Tool(
+        schema=ToolSchema(name="leaves", description="d", parameters={"type": "object"}), toolset="t", run=leaves
+    )
+    box = HostSandboxes(options={}).make(SandboxSpec(session_id="s", run_id="r"))
+    toolbox = Toolbox([tool], ToolContext(sandbox=box))
+    results = await toolbox.call_all([ToolCall(id=str(n), name="leaves") for n in range(calls)])
+    assert [(r.ok, "SystemExit" in r.text) for r in results] == [(False, True)] * calls
