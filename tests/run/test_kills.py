@@ -97,11 +97,11 @@ def test_du_07_workers_killed_at_random_moments(place: Place) -> None:
     """DU-07: kill -9 of a worker; its sessions are given out again, the run ends by itself."""
     moments = random.Random(5)
     place.dataset(*(f"task {n}" for n in range(PROMPTS)))
-    with ScriptedEndpoint(FOUR_CALLS, latency=0.05).in_thread() as endpoint:
+    with ScriptedEndpoint(FOUR_CALLS, latency=0.3).in_thread() as endpoint:
         process = place.start(endpoint.url)
         killed = 0
         while process.poll() is None and killed < 4:
-            time.sleep(moments.uniform(0.2, 0.8))
+            time.sleep(moments.uniform(0.1, 0.6))
             workers = [p for p in children(process.pid) if b"gristmill.build" in cmdline(p) and children(p)]
             if workers:
                 os.kill(moments.choice(workers), signal.SIGKILL)
