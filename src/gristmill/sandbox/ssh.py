@@ -24,6 +24,7 @@ from gristmill.sandbox.ssh_host import Connection, Full, Host
 from gristmill.sandbox.stream import Receiver, Stream
 from gristmill.sandbox.supervised import SupervisedSandbox
 
+MOST_LOSSES = 2  # of connections while a sandbox starts
 END_SECONDS = 9.0  # for a further connection, where the sandbox's own was lost
 
 
@@ -46,17 +47,22 @@ class SshSandbox(SupervisedSandbox):
             raise SandboxError("A sandbox starts once.")
         self._begun = True
         exports(self.spec.env)
+        losses = 0
         while True:
             home = self._home = await self._host.connection(self.spec.run_id)
             number = next(home.numbers)
             self.place = f"{home.name}/s-{number}"
-            await home.keeper.make(number)
-            running = self._running = LaneSupervisor(self._connect, self._inside(home))
             try:
+                await home.keeper.make(number)
+                running = self._running = LaneSupervisor(self._connect, self._inside(home))
                 await running.start()
                 return
             except Full:
                 await home.keeper.end(self.place)
+            except SandboxError:
+                losses += 1
+                if home.works or losses > MOST_LOSSES:
+                    raise  # else its connection was lost, which takes what there is with it
 
     async def stop(self) -> None:
         if self._stopping is None:
@@ -107,7 +113,11 @@ class SshSandbox(SupervisedSandbox):
         except SandboxError:
             if self._home.works:
                 raise
-            await asyncio.wait_for(self._host.end(self.place, self.spec.run_id), END_SECONDS)
+            try:
+                async with asyncio.timeout(END_SECONDS):
+                    await self._host.end(self.place, self.spec.run_id)
+            except TimeoutError:
+                raise SandboxError(f"Whether {self.place} was removed on the host is not known.") from None
         self.place = ""
 
 

@@ -93,7 +93,8 @@ class Connection:
         # Shielded, because a channel whose opening is given up would stay open.
         opening = asyncio.ensure_future(self._link.create_session(lambda: stream, command, encoding=None))
         try:
-            await asyncio.wait_for(asyncio.shield(opening), CONNECT_SECONDS)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await asyncio.shield(opening)
         except asyncssh.ChannelOpenError as error:
             if error.code in _FULL and len(self._streams) > 1:
                 self.full = True
@@ -127,7 +128,7 @@ class Host:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
         self._connections: list[Connection] = []
-        self._connecting = asyncio.Lock()
+        self._connecting: asyncio.Task[None] | None = None
         self._refused: Refused | None = None
         self._reaped: set[str] = set()
         self._reaping: set[asyncio.Task[int]] = set()
@@ -138,17 +139,15 @@ class Host:
         Raises `SandboxError`, soon where an earlier call learned that the host cannot be used at all.
         """
         run = re.sub(r"[^A-Za-z0-9.-]+", "-", run_id)[:60]
-        async with self._connecting:
+        while True:
             for connection in self._connections:
                 if connection.run == run and connection.works and not connection.full:
                     return connection
-            connection = await self._connect(run)
-        if run not in self._reaped:
-            self._reaped.add(run)
-            reaping = asyncio.ensure_future(_reap(connection, run))
-            self._reaping.add(reaping)
-            reaping.add_done_callback(self._reaping.discard)
-        return connection
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._connect(run))
+                self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            # Shielded: a session that goes away must not end what others wait for.
+            await asyncio.shield(self._connecting)
 
     async def stream(self, argv: Sequence[str], receiver: Receiver, on_loss: OnLoss, home: Connection) -> SshStream:
         """Start a program on its sandbox's home connection, or where that is full another. Raises `SandboxError`."""
@@ -161,7 +160,14 @@ class Host:
 
     async def end(self, place: str, run_id: str) -> None:
         """End a sandbox whose own connection was lost. Raises `SandboxError`."""
-        await (await self.connection(run_id)).keeper.end(place)
+        while True:
+            connection = await self.connection(run_id)
+            try:
+                await connection.keeper.end(place)
+                return
+            except SandboxError:
+                if connection.works:
+                    raise
 
     def end_now(self, places: Iterable[str]) -> None:
         """End sandboxes, without the event loop. Raises `SandboxError`."""
@@ -180,16 +186,18 @@ class Host:
         for connection in self._connections:
             connection.close()
         self._connections.clear()
+        if self._connecting is not None and not self._connecting.done():
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                self._connecting.cancel()
 
-    async def _connect(self, run: str) -> Connection:
+    async def _connect(self, run: str) -> None:
         self._connections = [connection for connection in self._connections if connection.works]
         if self._refused:
             raise self._refused
         for attempt in range(TRIES):
             try:
                 connection = await Connection.open(Target.of(self._options), run)
-                self._connections.append(connection)
-                return connection
+                break
             except Refused as error:
                 self._refused = error
                 raise
@@ -197,7 +205,12 @@ class Host:
                 if attempt == TRIES - 1:
                     raise
             await asyncio.sleep(PAUSE * 2**attempt)
-        raise AssertionError
+        self._connections.append(connection)
+        if run not in self._reaped:
+            self._reaped.add(run)
+            reaping = asyncio.ensure_future(_reap(connection, run))
+            self._reaping.add(reaping)
+            reaping.add_done_callback(self._reaping.discard)
 
 
 def check(options: Mapping[str, str]) -> None:
@@ -231,10 +244,11 @@ def _give_up(opening: asyncio.Future[Any], stream: SshStream) -> None:
 async def _reap(connection: Connection, run: str | None) -> int:
     """Remove what dead workers left: of a run, or of this user on this machine."""
     removed = 0
-    for place in await connection.keeper.places():
-        theirs, _, label = place.label.partition(" ")
-        mine = is_ours(label) if run is None else theirs == run
-        if mine and place.name != connection.name and (not place.living or is_dead(label)):
-            await connection.keeper.end(place.name)
-            removed += 1
+    with contextlib.suppress(SandboxError):
+        for place in await connection.keeper.places():
+            theirs, _, label = place.label.partition(" ")
+            mine = is_ours(label) if run is None else theirs == run
+            if mine and place.name != connection.name and (not place.living or is_dead(label)):
+                await connection.keeper.end(place.name)
+                removed += 1
     return removed
