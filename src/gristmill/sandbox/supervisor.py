@@ -90,6 +90,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Let it end, or end it. Whoever waits for a call gets a `SandboxError`."""
         self._hang_up()
+        if self._group and self._group.crowded():
+            await asyncio.to_thread(self._group.end, self._first)
         child = self._child
         if child and not await child.wait(GRACE_SECONDS):
             child.kill_children()

@@ -39,8 +39,11 @@ catch_up() {
 
 # The limit does not bind this shell, but without room a command could start nothing.
 make_room() { # id
-    local all=(/proc/[0-9]*)
-    ((${#all[@]} > most - most / 4)) && kill -KILL -1 && printf 'b %s\n' "$1"
+    local all=(/proc/[0-9]*) round=0
+    ((${#all[@]} > most - most / 4)) && kill -KILL -1 || return
+    # The dead count until this shell has taken note of them, which it does between two commands.
+    while ((${#all[@]} > 1 && round++ < 1000)); do all=(/proc/[0-9]*); done
+    printf 'b %s\n' "$1"
 }
 
 launch() { # verb id input
