@@ -117,16 +117,16 @@ def kill_marked(name: str, start: str) -> int:
     number that the kernel gave to another process meanwhile is never hit.
     """
     mark = f"{name}={start}".encode()
-    killed = 0
+    killed: set[str] = set()  # one that is hit may be seen for a moment longer
     for _ in range(100):
         found = 0
         for entry in os.scandir("/proc"):
             if entry.name.isdigit() and _kill_if_marked(int(entry.name), mark):
                 found += 1
+                killed.add(entry.name)
         if not found:
             break
-        killed += found
-    return killed
+    return len(killed)
 
 
 def _kill_if_marked(pid: int, mark: bytes) -> bool:
