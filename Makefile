@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= auto
-EXTRAS := local,prices,web,vision,browser,mcp,docker
 # What the tests use; pip warns of an extra that does not exist yet, and goes on.
 EXTRAS := dev,local,web,vision,browser,mcp,prices,docker,ssh,modal,daytona
 
